@@ -1,0 +1,39 @@
+# Build-wide settings: language level, warnings, sanitizers, optional parts.
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_C_STANDARD 11)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "Build type" FORCE)
+endif()
+
+option(TENSORBUS_BUILD_TESTS "Build the C++ tests" ON)
+option(TENSORBUS_BUILD_BENCH "Build the benchmarks" OFF)
+option(TENSORBUS_BUILD_PYTHON "Build the Python module" OFF)
+option(TENSORBUS_BUILD_FUZZERS "Build libFuzzer targets (clang only)" OFF)
+option(TENSORBUS_WERROR "Treat warnings as errors (CI)" OFF)
+set(TENSORBUS_SANITIZE "" CACHE STRING "Sanitizers, as for -fsanitize= (address,undefined or thread)")
+
+find_program(TENSORBUS_CCACHE ccache)
+if(TENSORBUS_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_C_COMPILER_LAUNCHER ${TENSORBUS_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${TENSORBUS_CCACHE})
+endif()
+
+# Carries the warning level; linked privately by every target of ours, so that third-party headers stay quiet.
+add_library(tensorbus_warnings INTERFACE)
+target_compile_options(tensorbus_warnings INTERFACE
+  -Wall -Wextra -Wpedantic -Wshadow
+  $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor>
+  $<$<COMPILE_LANGUAGE:CXX>:-Woverloaded-virtual>
+  $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>
+  $<$<BOOL:${TENSORBUS_WERROR}>:-Werror>)
+
+if(TENSORBUS_SANITIZE)
+  add_compile_options(-fsanitize=${TENSORBUS_SANITIZE} -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${TENSORBUS_SANITIZE})
+endif()

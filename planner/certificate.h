@@ -1,0 +1,27 @@
+#pragma once
+
+#include <cstdint>
+
+#include "planner/plan.h"
+#include "tensorbus/types/piece.h"
+
+namespace tensorbus::planner {
+
+/// What checking a plan established.
+struct Certificate {
+  std::uint64_t bytes = 0;     ///< bytes of all targets proven, received and local
+  std::uint64_t op_count = 0;  ///< ops checked
+};
+
+/// Checks that every byte of every target box is written exactly once, from a rank that holds it,
+/// in bounds. Shares no code with BuildPlan(). The error names the first fault: tensor, ranks, box.
+Result<Certificate> CheckPlan(const JobLayout& source, const JobLayout& target,
+                              const Topology& topology, const Plan& plan);
+
+/// Checks one rank's memory against its layout: every box of `layout` has at least one piece, every
+/// piece is in bounds of its segment and, for a target, no byte of memory belongs to two different
+/// elements.
+Status CheckBuffers(const RankLayout& layout, const Registration& registration, std::uint32_t rank,
+                    bool is_target);
+
+}  // namespace tensorbus::planner

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "tensorbus/types/strided.h"
+
+namespace tensorbus::kernels {
+
+/// Sums that a checked copy made: of the bytes as loaded from the source, and as read back from the
+/// target.
+struct CopySums {
+  DigestSum source;
+  DigestSum target;
+};
+
+/// Copies a block onto another of the same extents and item size, in one pass, whatever the strides
+/// of either. Blocks must not overlap in memory.
+void CopyBlock(const StridedBlock& source, const StridedBlock& target);
+
+/// CopyBlock that also digests the source bytes it loads, at the source's stream positions (proof
+/// `stream`).
+DigestSum CopyBlockDigest(const StridedBlock& source, const StridedBlock& target);
+
+/// CopyBlock that digests the loaded source and, group by group while it is in cache, the target
+/// read back through the target's own strides and stream positions (proof `readback`).
+CopySums CopyBlockReadback(const StridedBlock& source, const StridedBlock& target);
+
+/// Writes the block's bytes, row-major, into `out` (exactly block.bytes() long).
+void PackBlock(const StridedBlock& block, std::span<std::byte> out);
+/// The inverse.
+void UnpackBlock(std::span<const std::byte> in, const StridedBlock& block);
+
+/// The part [first, first + count) of the block's row-major bytes, packed or unpacked. Any cut is
+/// fine.
+void PackRange(const StridedBlock& block, std::uint64_t first, std::span<std::byte> out);
+void UnpackRange(std::span<const std::byte> in, std::uint64_t first, const StridedBlock& block);
+
+/// Length in bytes of the longest stretch that is contiguous in the block's memory, over and over.
+std::uint64_t RunBytes(const StridedBlock& block);
+
+/// Name of the instruction set the kernels were chosen for: "avx512", "avx2" or "portable".
+std::string_view InstructionSet();
+
+}  // namespace tensorbus::kernels
