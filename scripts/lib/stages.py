@@ -1,0 +1,216 @@
+"""The stages of scripts/test: each builds what it needs, runs it within the stage's deadline and reads the results."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from results import Outcome, merge_ctest, read_junit
+
+ROOT = Path(__file__).resolve().parents[2]
+SCENARIOS = "T01,T02,T03,T04,T12,T13,S01,S02,S03,S04,S05"
+JOBS = os.environ.get("TENSORBUS_JOBS", str(len(os.sched_getaffinity(0))))
+
+
+class StageError(Exception):
+    """A stage could not do its work; the text says why."""
+
+
+@dataclass
+class Context:
+    """What the stages share."""
+
+    preset: str
+    quick: bool = False
+    stage: str = ""
+    deadline: float = 0.0
+    results: Path = field(default_factory=lambda: ROOT / "build" / "test-results")
+
+    @property
+    def venv(self) -> Path:
+        return Path(os.environ.get("TENSORBUS_VENV", ROOT / ".venv"))
+
+    def folder(self) -> Path:
+        """This stage's own folder for result files, empty at the start of a run."""
+        path = self.results / self.stage
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def left_s(self) -> float:
+        return max(1.0, self.deadline - time.monotonic())
+
+
+def run(context: Context, command: list[str | Path], env: dict[str, str] | None = None, quiet: bool = True) -> int:
+    """Runs a command in its own process group, its output in the stage's log (and shown, unless `quiet`).
+
+    Returns the exit status. Past the deadline the whole group is ended and StageError raised.
+    """
+    words = [str(word) for word in command]
+    log_path = context.folder() / "log.txt"
+    with log_path.open("ab") as log:
+        log.write(f"$ {' '.join(words)}\n".encode())
+        log.flush()
+        process = subprocess.Popen(words, cwd=ROOT, env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL,
+                                   stdout=log if quiet else None, stderr=subprocess.STDOUT if quiet else None,
+                                   start_new_session=True)
+        try:
+            return process.wait(timeout=context.left_s())
+        except (subprocess.TimeoutExpired, KeyboardInterrupt) as error:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            raise StageError(f"out of time in: {' '.join(words)} (log: {log_path})") from None
+
+
+def show_log_end(context: Context, lines: int = 80) -> None:
+    text = (context.folder() / "log.txt").read_text(encoding="utf-8", errors="replace")
+    print("\n".join(text.splitlines()[-lines:]), flush=True)
+
+
+def must(context: Context, command: list[str | Path], env: dict[str, str] | None = None) -> None:
+    """run(), where anything but exit status 0 ends the stage."""
+    if run(context, command, env):
+        show_log_end(context)
+        raise StageError(f"failed: {' '.join(str(word) for word in command)}")
+
+
+def cmake_flags() -> list[str]:
+    """What every configure is given: asked from the set-up, so that both share one build folder."""
+    script = ". scripts/lib/common.sh && cmake_flags"
+    return subprocess.run(["bash", "-c", script], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+
+
+def configure_and_build(context: Context, preset: str, target: str = "all", flags: list[str] | None = None) -> None:
+    began = time.monotonic()
+    must(context, ["cmake", "--preset", preset, *cmake_flags(), *(flags or [])])
+    must(context, ["cmake", "--build", f"build/{preset}", "-j", JOBS, "--target", target])
+    print(f"built preset {preset} ({target}) in {time.monotonic() - began:.0f} s", flush=True)
+
+
+def ctest(context: Context, preset: str, selection: list[str]) -> Outcome:
+    """Runs a selection of the C++ tests and counts single tests, not programs."""
+    folder = context.folder()
+    junit = folder / "ctest.xml"
+    # googletest names the file after the program, which is how ctest names the test.
+    env = {"GTEST_OUTPUT": f"json:{folder}/googletest/", "GTEST_COLOR": "no"}
+    status = run(context, ["ctest", "--test-dir", f"build/{preset}", "--output-on-failure", "--no-tests=ignore", "-j", JOBS,
+                           "--output-junit", junit, *selection], env)
+    if not junit.exists():
+        if status:
+            show_log_end(context)
+            raise StageError("ctest failed before it ran a test")
+        return Outcome()
+    outcome = merge_ctest(junit, folder / "googletest")
+    if status and not outcome.failed:
+        outcome.failed.append(f"ctest ended with status {status}")
+    if outcome.failed:
+        show_log_end(context)
+    return outcome
+
+
+def build(context: Context) -> Outcome:
+    """The set-up's build, then the C++ tests in the same build folder."""
+    must(context, [ROOT / "scripts" / "setup", "--tests"], {"TENSORBUS_PRESET": context.preset})
+    must(context, ["cmake", "--build", f"build/{context.preset}", "-j", JOBS])
+    return Outcome(passed=1)
+
+
+def unit(context: Context) -> Outcome:
+    leave_out = "integration|slow|acceptance" if context.quick else "integration|acceptance"
+    return ctest(context, context.preset, ["-LE", leave_out])
+
+
+def integration(context: Context) -> Outcome:
+    return ctest(context, context.preset, ["-L", "integration"])
+
+
+def python_tests(context: Context) -> Outcome:
+    """pytest over tests/python, in the environment as users get it."""
+    junit = context.folder() / "pytest.xml"
+    selection = ["-m", "not slow"] if context.quick else []
+    status = run(context, [context.venv / "bin" / "python", "-m", "pytest", "tests/python", "-q", "--no-header", "--color=no",
+                           f"--junitxml={junit}", "-o", "junit_family=xunit1", *selection], quiet=True)
+    outcome = Outcome()
+    if junit.exists():
+        for test in read_junit(junit, strip="tests.python.").values():
+            outcome.add(test)
+    if status not in (0, 5) and not outcome.failed:
+        outcome.failed.append(f"pytest ended with status {status}")
+    if outcome.failed:
+        show_log_end(context)
+    return outcome
+
+
+def acceptance(context: Context) -> Outcome:
+    """Random plans checked element by element and the real scenarios against independently computed bytes."""
+    ctl = context.venv / "bin" / "tensorbusctl"
+    if not ctl.exists():
+        return Outcome(skipped=[("plan acceptance", "this build has no tensorbusctl")])
+    seeds, scenarios = (30, "tiny") if context.quick else (200, SCENARIOS)
+    log = context.folder() / "log.txt"
+    status = run(context, [context.venv / "bin" / "python", "tests/acceptance/accept_plans.py", "--ctl", ctl, "--seeds", str(seeds),
+                           "--scenarios", scenarios, "--jobs", JOBS])
+    text = log.read_text(encoding="utf-8", errors="replace")
+    counts = re.search(r"^(\d+) scenarios, (\d+) random pairs, (\d+) faults$", text, re.MULTILINE)
+    if counts is None:
+        show_log_end(context)
+        raise StageError(f"accept_plans.py ended with status {status} before its last line")
+    planned, pairs, faults = map(int, counts.groups())
+    print(counts.group(0), flush=True)
+    named = [f"plan {m.group(0)}" for m in re.finditer(r"^(seed \d+|[ST]\d\d\S*): .*$", text, re.MULTILINE)] if faults else []
+    if status and not named:
+        named = [f"accept_plans.py ended with status {status}"]
+    return Outcome(passed=planned + pairs - len(named), failed=named)
+
+
+def sanitized(context: Context, preset: str) -> Outcome:
+    configure_and_build(context, preset, flags=["-DTENSORBUS_BUILD_BENCH=OFF"])
+    return ctest(context, preset, ["-LE", "acceptance"])
+
+
+def asan(context: Context) -> Outcome:
+    return sanitized(context, "asan")
+
+
+def tsan(context: Context) -> Outcome:
+    return sanitized(context, "tsan")
+
+
+def clang(context: Context) -> Outcome:
+    """Builds the command line tool with clang and compares plan digests with those of the plain build."""
+    ours = context.venv / "bin" / "tensorbusctl"
+    if not ours.exists():
+        return Outcome(skipped=[("plan digests, gcc and clang", "this build has no tensorbusctl")])
+    configure_and_build(context, "clang", target="tensorbusctl")
+    theirs = ROOT / "build" / "clang" / "bin" / "tensorbusctl"
+    outcome = Outcome(passed=1)
+    for scenario in SCENARIOS.split(","):
+        digests = [plan_digest(context, program, scenario) for program in (ours, theirs)]
+        if digests[0] and digests[0] == digests[1]:
+            outcome.passed += 1
+        else:
+            outcome.failed.append(f"plan digest of {scenario}: gcc {digests[0]}, clang {digests[1]}")
+    return outcome
+
+
+def plan_digest(context: Context, ctl: Path, scenario: str) -> str | None:
+    import json
+
+    result = subprocess.run([ctl, "plan", "--layouts", ROOT / "share" / "manifests" / "layouts.json", "--scenario", scenario,
+                             "--json"], capture_output=True, text=True, timeout=context.left_s(), stdin=subprocess.DEVNULL)
+    try:
+        return json.loads(result.stdout)["digest"]
+    except (ValueError, KeyError):
+        print(f"{ctl}: {result.stderr.strip()[-300:]}", file=sys.stderr)
+        return None

@@ -1,0 +1,68 @@
+"""The reading of test reports by scripts/test, and how scripts/setup and scripts/test answer bad usage."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts" / "lib"))
+
+import results  # noqa: E402
+
+
+def googletest_report(path: Path, cases: list[dict]) -> None:
+    path.write_text(json.dumps({"testsuites": [{"name": "Suite", "testsuite": cases}]}))
+
+
+def ctest_report(path: Path, cases: str) -> None:
+    path.write_text(f"<testsuite>{cases}</testsuite>")
+
+
+def test_googletest_counts_each_kind(tmp_path: Path) -> None:
+    googletest_report(tmp_path / "a.json", [
+        {"name": "Passes", "status": "RUN", "result": "COMPLETED"},
+        {"name": "Fails", "status": "RUN", "result": "COMPLETED", "failures": [{"failure": "x"}]},
+        {"name": "Skips", "status": "RUN", "result": "SKIPPED", "skipped": [{"message": "file.cc:3\nno RDMA device\n"}]},
+        {"name": "DISABLED_Off", "status": "NOTRUN", "result": "SUPPRESSED"}])
+    outcome = results.read_googletest(tmp_path / "a.json")
+    assert (outcome.passed, outcome.failed) == (1, ["Suite.Fails"])
+    assert outcome.skipped == [("Suite.Skips", "no RDMA device"), ("Suite.DISABLED_Off", "disabled")]
+
+
+def test_ctest_verdict_counts_where_a_program_left_no_report(tmp_path: Path) -> None:
+    details = tmp_path / "googletest"
+    details.mkdir()
+    googletest_report(details / "good.json", [{"name": n, "status": "RUN", "result": "COMPLETED"} for n in "ABC"])
+    googletest_report(details / "late.json", [{"name": "A", "status": "RUN", "result": "COMPLETED"}])
+    ctest_report(tmp_path / "ctest.xml", """
+        <testcase name="good" classname="good" status="run"/>
+        <testcase name="script" classname="script" status="run"/>
+        <testcase name="crash" classname="crash" status="fail"><failure message="SEGFAULT"/></testcase>
+        <testcase name="late" classname="late" status="fail"><failure message="timeout"/></testcase>
+        <testcase name="absent" classname="absent" status="notrun"><skipped message="no such device"/></testcase>""")
+    outcome = results.merge_ctest(tmp_path / "ctest.xml", details)
+    assert outcome.passed == 4
+    assert outcome.failed == ["crash", "late"]
+    assert outcome.skipped == [("absent", "no such device")]
+
+
+@pytest.mark.parametrize("script", ["setup", "test"])
+def test_unknown_option_is_bad_usage(script: str) -> None:
+    command = [ROOT / "scripts" / script, "--no-such-option"]
+    if script == "test":  # without the set-up in front of it
+        command = [sys.executable, ROOT / "scripts" / "lib" / "run_tests.py", "--no-such-option"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 2
+    assert "--no-such-option" in answer.stderr
+
+
+def test_stages_are_listed_from_any_folder(tmp_path: Path) -> None:
+    answer = subprocess.run([ROOT / "scripts" / "test", "--list"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert answer.returncode == 0
+    assert [line.split()[0] for line in answer.stdout.splitlines()] == [
+        "build", "unit", "python", "acceptance", "integration", "asan", "tsan", "clang"]
