@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "tensorbus/base/status.h"
 
@@ -82,5 +83,9 @@ class Box {
 
 /// The common part of two boxes of one tensor; none when it is empty.
 std::optional<Box> Intersect(const Box& a, const Box& b);
+
+/// Two of `boxes` (all of one number of dimensions, none empty) that share an element, as indices
+/// with the smaller first; none when all are disjoint. Near n log n for the layouts that occur.
+std::optional<std::pair<std::size_t, std::size_t>> FindOverlap(std::span<const Box> boxes);
 
 }  // namespace tensorbus
