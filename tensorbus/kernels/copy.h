@@ -5,6 +5,7 @@
 #include <span>
 #include <string_view>
 
+#include "tensorbus/kernels/digest.h"
 #include "tensorbus/types/strided.h"
 
 namespace tensorbus::kernels {
@@ -14,6 +15,14 @@ namespace tensorbus::kernels {
 struct CopySums {
   DigestSum source;
   DigestSum target;
+};
+
+/// How the target is written. Streaming stores pass by the cache: right when the whole transfer is
+/// larger than the last-level cache, slower when it is small.
+enum class StoreKind {
+  kAuto,    ///< streaming from 16 MiB on
+  kPlain,   ///< through the cache
+  kStream,  ///< past it; complete and ordered when the call returns
 };
 
 /// Copies a block onto another of the same extents and item size, in one pass, whatever the strides
@@ -27,6 +36,17 @@ DigestSum CopyBlockDigest(const StridedBlock& source, const StridedBlock& target
 /// CopyBlock that digests the loaded source and, group by group while it is in cache, the target
 /// read back through the target's own strides and stream positions (proof `readback`).
 CopySums CopyBlockReadback(const StridedBlock& source, const StridedBlock& target);
+
+/// The same three for a part of the blocks' row-major bytes. The parts of a cut may be done in any
+/// order and on any thread; their sums add up to the whole block's.
+void CopyRange(const StridedBlock& source, const StridedBlock& target, ByteRange range,
+               StoreKind store = StoreKind::kAuto);
+DigestSum CopyRangeDigest(const StridedBlock& source, const StridedBlock& target, ByteRange range,
+                          StoreKind store = StoreKind::kAuto);
+/// `check` says where the written bytes are read back: the target as somebody else computed it, or
+/// the target itself.
+CopySums CopyRangeReadback(const StridedBlock& source, const StridedBlock& target,
+                           const StridedBlock& check, ByteRange range);
 
 /// Writes the block's bytes, row-major, into `out` (exactly block.bytes() long).
 void PackBlock(const StridedBlock& block, std::span<std::byte> out);

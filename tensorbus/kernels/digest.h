@@ -24,7 +24,15 @@ void AddDigest(DigestSum& sum, const DigestKey& key, const std::byte* memory,
 void AddDigestReference(DigestSum& sum, const DigestKey& key, const std::byte* memory,
                         std::uint64_t stream_offset, std::size_t count);
 
+/// A part of a block's row-major bytes. It may begin and end anywhere, also inside an element.
+struct ByteRange {
+  std::uint64_t first = 0;
+  std::uint64_t count = 0;
+};
+
 /// The sum of a whole block, whatever its strides.
 DigestSum DigestBlock(const StridedBlock& block);
+/// The sum of a part of it: the parts of any cut add up to DigestBlock().
+DigestSum DigestRange(const StridedBlock& block, ByteRange range);
 
 }  // namespace tensorbus::kernels
