@@ -23,6 +23,12 @@ inline constexpr std::uint32_t kMaxBodyBytes = 256U << 20;
 inline constexpr std::uint32_t kMaxFrameFds = 16;
 /// Most segments (and so descriptors) one rank may attach. One arena is the usual case.
 inline constexpr std::uint32_t kMaxSegments = 65536;
+/// Most pieces of one registration, and most ranges of one bucket order.
+inline constexpr std::uint32_t kMaxPieces = 8'000'000;
+inline constexpr std::uint32_t kMaxBucketRanges = 1U << 20;
+/// Most bytes of a text for people (a Status' message, an agent's name); names are bounded by
+/// kMaxNameBytes.
+inline constexpr std::uint32_t kMaxTextBytes = 16384;
 
 enum class MessageType : std::uint16_t {
   // Worker to agent.
@@ -219,11 +225,16 @@ struct Reply {
   Status status;
 };
 
-/// Body bytes of a message. A Status travels as code, reason, native and message.
+/// Body bytes of a message. A Status travels as code, reason, native and message; texts longer than
+/// kMaxTextBytes are cut. kClaim, kCancelUpdate, kGoodbye, kPing and kPong have an empty body and
+/// no struct.
 template <typename Message>
 std::vector<std::byte> Encode(const Message& message);
 
 /// The message, or kInvalidArgument/kMalformed. Never trusts a count or a length.
+///
+/// Hello and Welcome begin with the protocol number. When it is not ours the rest of the body is
+/// not looked at: only `protocol` is set, and a Welcome's status says that the two do not fit.
 template <typename Message>
 Result<Message> Decode(std::span<const std::byte> body);
 
