@@ -121,21 +121,14 @@ void Get(ByteReader& in, TensorSpec& spec) {
   spec.shape = *shape;
 }
 
-void Put(ByteWriter& out, const Piece& piece) {
-  out.Put(piece.tensor);
-  out.Put(piece.segment);
-  out.Put(static_cast<std::uint8_t>(piece.box.rank()));
-  for (const Range& range : piece.box.ranges()) {
+void Put(ByteWriter& out, const Box& box) {
+  out.Put(static_cast<std::uint8_t>(box.rank()));
+  for (const Range& range : box.ranges()) {
     out.Put(range.lo);
     out.Put(range.hi);
   }
-  out.Put(piece.offset);
-  for (int d = 0; d < piece.box.rank(); ++d) out.Put(piece.strides[static_cast<std::size_t>(d)]);
 }
-constexpr std::size_t kPieceBytesMin = 4 + 4 + 1 + 8;
-void Get(ByteReader& in, Piece& piece) {
-  piece.tensor = in.Get<std::uint32_t>();
-  piece.segment = in.Get<std::uint32_t>();
+void Get(ByteReader& in, Box& box) {
   const auto rank = in.Get<std::uint8_t>();
   if (rank > kMaxDims) return in.Fail();
   std::array<Range, kMaxDims> ranges = {};
@@ -143,9 +136,24 @@ void Get(ByteReader& in, Piece& piece) {
     ranges[d].lo = in.Get<std::uint64_t>();
     ranges[d].hi = in.Get<std::uint64_t>();
   }
-  piece.box = Box({ranges.data(), rank});
+  box = Box({ranges.data(), rank});
+}
+
+void Put(ByteWriter& out, const Piece& piece) {
+  out.Put(piece.tensor);
+  out.Put(piece.segment);
+  Put(out, piece.box);
+  out.Put(piece.offset);
+  for (int d = 0; d < piece.box.rank(); ++d) out.Put(piece.strides[static_cast<std::size_t>(d)]);
+}
+constexpr std::size_t kPieceBytesMin = 4 + 4 + 1 + 8;
+void Get(ByteReader& in, Piece& piece) {
+  piece.tensor = in.Get<std::uint32_t>();
+  piece.segment = in.Get<std::uint32_t>();
+  Get(in, piece.box);
   piece.offset = in.Get<std::uint64_t>();
-  for (std::size_t d = 0; d < rank; ++d) piece.strides[d] = in.Get<std::uint64_t>();
+  for (int d = 0; d < piece.box.rank(); ++d)
+    piece.strides[static_cast<std::size_t>(d)] = in.Get<std::uint64_t>();
 }
 
 void Put(ByteWriter& out, const std::string& name) {
@@ -164,14 +172,16 @@ void Get(ByteReader& in, std::uint64_t& value) {
 void Put(ByteWriter& out, const BucketRange& range) {
   out.Put(range.piece);
   out.Put(range.bucket);
+  Put(out, range.box);
   out.Put(range.first);
   out.Put(range.bytes);
   out.Put(range.bucket_offset);
 }
-constexpr std::size_t kBucketRangeBytes = 4 + 4 + 8 + 8 + 8;
+constexpr std::size_t kBucketRangeBytes = 4 + 4 + 1 + 8 + 8 + 8;
 void Get(ByteReader& in, BucketRange& range) {
   range.piece = in.Get<std::uint32_t>();
   range.bucket = in.Get<std::uint32_t>();
+  Get(in, range.box);
   range.first = in.Get<std::uint64_t>();
   range.bytes = in.Get<std::uint64_t>();
   range.bucket_offset = in.Get<std::uint64_t>();

@@ -193,10 +193,13 @@ struct Updated {
   DigestSum digest;         ///< of all that arrived at this rank
 };
 
-/// One stretch of a piece's row-major bytes and its place in a bucket.
+/// One stretch of a box's row-major bytes and its place in a bucket. `box` is in logical
+/// coordinates and lies inside the piece's own box; [first, first + bytes) counts the box's bytes,
+/// not the piece's.
 struct BucketRange {
   std::uint32_t piece = 0;
   std::uint32_t bucket = 0;
+  Box box;
   std::uint64_t first = 0;
   std::uint64_t bytes = 0;
   std::uint64_t bucket_offset = 0;

@@ -103,7 +103,9 @@ inline Updated Example() {
 }
 template <>
 inline BucketWork Example() {
-  return {{{.piece = 1, .bucket = 2, .first = 3, .bytes = 4, .bucket_offset = 5}}};
+  const std::array<Range, 1> rows = {{{6, 7}}};
+  return {
+      {{.piece = 1, .bucket = 2, .box = Box(rows), .first = 3, .bytes = 4, .bucket_offset = 5}}};
 }
 template <>
 inline BucketDone Example() {
