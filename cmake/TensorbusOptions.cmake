@@ -33,6 +33,9 @@ target_compile_options(tensorbus_warnings INTERFACE
   $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>
   $<$<BOOL:${TENSORBUS_WERROR}>:-Werror>)
 
+# Only what a program truly uses: a worker that loads the shim must not get the log and metrics libraries of base.
+add_link_options(-Wl,--as-needed)
+
 if(TENSORBUS_SANITIZE)
   add_compile_options(-fsanitize=${TENSORBUS_SANITIZE} -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${TENSORBUS_SANITIZE})
