@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tensorbus/base/clock.h"
@@ -27,13 +28,17 @@ struct RouteKey {
 /// extents; both ends describe the same stream, cut in memory as it pleases them. Block i of one
 /// end and block i of the other are the same box of the same tensor.
 struct RouteEnd {
-  std::vector<StridedBlock> blocks;
+  std::vector<StridedBlock> blocks = {};
   /// Optional, target end only: further places that block `first` is written to as well (aliases).
   struct Alias {
     std::uint32_t block = 0;
     StridedBlock place;
   };
-  std::vector<Alias> aliases;
+  std::vector<Alias> aliases = {};
+  /// Optional, target end only: where each block is read back for its check, as somebody else
+  /// computed it (from the target's registration, not from the plan's ops). Empty: the blocks
+  /// themselves. Same extents as `blocks`.
+  std::vector<StridedBlock> readback = {};
 
   std::uint64_t bytes() const;
 };

@@ -1,0 +1,72 @@
+#include "tensorbus/transport/exposure.h"
+
+#include "tensorbus/transport/route_check.h"
+
+namespace tensorbus::transport {
+
+bool AccessGate::Enter() {
+  const MutexLock lock(mutex_);
+  if (closed_) return false;
+  ++inside_;
+  return true;
+}
+
+void AccessGate::Leave() {
+  const MutexLock lock(mutex_);
+  if (--inside_ == 0 && closed_) idle_.NotifyAll();
+}
+
+void AccessGate::CloseAndWait() {
+  const MutexLock lock(mutex_);
+  closed_ = true;
+  while (inside_ != 0) idle_.Wait(mutex_);
+}
+
+std::vector<std::uint64_t> BlockStarts(const RouteEnd& end) {
+  std::vector<std::uint64_t> starts;
+  starts.reserve(end.blocks.size() + 1);
+  starts.push_back(0);
+  for (const StridedBlock& block : end.blocks) starts.push_back(starts.back() + block.bytes());
+  return starts;
+}
+
+Exposure::Exposure(RouteEnd source)
+    : end(std::move(source)), bytes(end.bytes()), shape(ShapeOf(end)), starts(BlockStarts(end)) {}
+
+Status ExposureTable::Add(const RouteKey& key, RouteEnd source) {
+  TB_RETURN_IF_ERROR(CheckEnd(source).Annotate(RouteName(key)));
+  auto exposure = std::make_shared<Exposure>(std::move(source));
+  const MutexLock lock(mutex_);
+  if (!exposures_.try_emplace(key, std::move(exposure)).second) {
+    return {Code::kAlreadyExists, RouteName(key) + " is exposed already"};
+  }
+  return {};
+}
+
+std::shared_ptr<Exposure> ExposureTable::Find(const RouteKey& key) const {
+  const MutexLock lock(mutex_);
+  const auto found = exposures_.find(key);
+  return found == exposures_.end() ? nullptr : found->second;
+}
+
+void ExposureTable::Remove(const RouteKey& key) {
+  std::shared_ptr<Exposure> exposure;
+  {
+    const MutexLock lock(mutex_);
+    const auto found = exposures_.find(key);
+    if (found == exposures_.end()) return;
+    exposure = std::move(found->second);
+    exposures_.erase(found);
+  }
+  exposure->gate.CloseAndWait();
+}
+
+Status NotExposed(const RouteKey& key) {
+  return {Code::kNotFound, RouteName(key) + " is not exposed there"};
+}
+
+Status WithdrawnMeanwhile(const RouteKey& key) {
+  return {Code::kNotFound, RouteName(key) + " was withdrawn while it was pulled"};
+}
+
+}  // namespace tensorbus::transport

@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "tensorbus/base/mutex.h"
+#include "tensorbus/transport/transport.h"
+
+namespace tensorbus::transport {
+
+/// Counts who works on something that may be taken away. Thread-safe. Whoever entered leaves again
+/// without waiting for anything but the work itself, so CloseAndWait() is short.
+class AccessGate {
+ public:
+  /// False once closed.
+  bool Enter();
+  void Leave();
+  /// Lets nobody in any more and returns when everybody left. Not from inside.
+  void CloseAndWait();
+
+ private:
+  Mutex mutex_;
+  CondVar idle_;
+  std::uint64_t inside_ TB_GUARDED_BY(mutex_) = 0;
+  bool closed_ TB_GUARDED_BY(mutex_) = false;
+};
+
+/// Holds an AccessGate for a scope; false when it was closed.
+class AccessScope {
+ public:
+  explicit AccessScope(AccessGate& gate) : gate_(gate.Enter() ? &gate : nullptr) {}
+  ~AccessScope() {
+    if (gate_ != nullptr) gate_->Leave();
+  }
+  AccessScope(const AccessScope&) = delete;
+  AccessScope& operator=(const AccessScope&) = delete;
+  explicit operator bool() const { return gate_ != nullptr; }
+
+ private:
+  AccessGate* gate_;
+};
+
+/// One exposed source. Immutable but for its gate; its memory is read inside the gate only.
+struct Exposure {
+  explicit Exposure(RouteEnd source);
+
+  const RouteEnd end;
+  const std::uint64_t bytes;
+  const std::uint64_t shape;  ///< ShapeOf(end)
+  /// starts[i] is the first byte of block i in the route's stream; one more entry than blocks.
+  const std::vector<std::uint64_t> starts;
+  AccessGate gate;
+};
+
+/// The sources of one transport. Thread-safe.
+class ExposureTable {
+ public:
+  /// Error: kAlreadyExists; kInvalidArgument when the end is malformed.
+  Status Add(const RouteKey& key, RouteEnd source);
+  /// Null when there is none.
+  std::shared_ptr<Exposure> Find(const RouteKey& key) const;
+  /// Forgets the source and returns once nobody reads it.
+  void Remove(const RouteKey& key);
+
+ private:
+  mutable Mutex mutex_;
+  std::map<RouteKey, std::shared_ptr<Exposure>> exposures_ TB_GUARDED_BY(mutex_);
+};
+
+/// Stream offset of every block of an end, and the end of the last.
+std::vector<std::uint64_t> BlockStarts(const RouteEnd& end);
+
+/// The failures of a pull whose source is not, or no longer, exposed.
+Status NotExposed(const RouteKey& key);
+Status WithdrawnMeanwhile(const RouteKey& key);
+
+}  // namespace tensorbus::transport

@@ -1,0 +1,117 @@
+#include "tensorbus/transport/route_check.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+
+#include "tensorbus/base/byte_io.h"
+#include "tensorbus/base/hash.h"
+
+namespace tensorbus::transport {
+
+namespace {
+
+bool SameShape(const StridedBlock& a, const StridedBlock& b) {
+  return a.rank == b.rank && a.item_bytes == b.item_bytes &&
+         std::equal(a.extents.begin(), a.extents.begin() + a.rank, b.extents.begin());
+}
+
+Status Mismatch(const RouteKey& key, const std::string& detail) {
+  return {Code::kInvalidArgument,
+          fmt::format("{}: the two ends differ: {}", RouteName(key), detail),
+          Reason::kPlanMismatch};
+}
+
+}  // namespace
+
+std::string RouteName(const RouteKey& key) {
+  return fmt::format("session {} route {} -> {}", key.session.value, key.source_rank,
+                     key.target_rank);
+}
+
+std::uint64_t ShapeOf(const RouteEnd& end) {
+  ByteWriter writer;
+  writer.Put(static_cast<std::uint64_t>(end.blocks.size()));
+  for (const StridedBlock& block : end.blocks) {
+    writer.Put(block.rank);
+    writer.Put(block.item_bytes);
+    for (std::size_t d = 0; d < block.rank; ++d) writer.Put(block.extents[d]);
+  }
+  return Checksum64(writer.bytes());
+}
+
+Status CheckEnd(const RouteEnd& end) {
+  const auto bad = [](std::string message) {
+    return Status(Code::kInvalidArgument, std::move(message), Reason::kMalformed);
+  };
+  for (std::size_t i = 0; i < end.blocks.size(); ++i) {
+    if (end.blocks[i].rank > kMaxDims) return bad(fmt::format("block {}: too many dimensions", i));
+  }
+  for (const RouteEnd::Alias& alias : end.aliases) {
+    if (alias.block >= end.blocks.size()) {
+      return bad(fmt::format("alias of block {}, which the route does not have", alias.block));
+    }
+    if (!SameShape(end.blocks[alias.block], alias.place)) {
+      return bad(fmt::format("alias of block {} has another shape", alias.block));
+    }
+  }
+  if (end.readback.empty()) return {};
+  if (end.readback.size() != end.blocks.size()) {
+    return bad(fmt::format("{} places to read back for {} blocks", end.readback.size(),
+                           end.blocks.size()));
+  }
+  for (std::size_t i = 0; i < end.blocks.size(); ++i) {
+    if (!SameShape(end.blocks[i], end.readback[i])) {
+      return bad(fmt::format("block {} is read back in another shape", i));
+    }
+  }
+  return {};
+}
+
+Status CheckEndsMatch(const RouteKey& key, const RouteEnd& source, const RouteEnd& target) {
+  if (source.blocks.size() != target.blocks.size()) {
+    return Mismatch(key, fmt::format("{} blocks at the source, {} at the target",
+                                     source.blocks.size(), target.blocks.size()));
+  }
+  for (std::size_t i = 0; i < source.blocks.size(); ++i) {
+    const StridedBlock& from = source.blocks[i];
+    const StridedBlock& to = target.blocks[i];
+    if (!SameShape(from, to)) {
+      return Mismatch(key, fmt::format("block {} has {} bytes at the source, {} at the target, or "
+                                       "other extents",
+                                       i, from.bytes(), to.bytes()));
+    }
+  }
+  return {};
+}
+
+Status CheckResult(const RouteKey& key, const RouteEnd& target, const PullResult& result,
+                   Proof proof) {
+  const std::size_t blocks = target.blocks.size();
+  if (result.source.blocks.size() != blocks || result.target.blocks.size() != blocks) {
+    return {Code::kDataLoss,
+            fmt::format("{}: receipts for {} and {} of {} blocks", RouteName(key),
+                        result.source.blocks.size(), result.target.blocks.size(), blocks),
+            Reason::kChecksumMismatch};
+  }
+  for (std::size_t i = 0; i < blocks; ++i) {
+    const auto index = static_cast<std::uint32_t>(i);
+    const DigestSum& from = result.source.blocks[i];
+    const DigestSum& to = result.target.blocks[i];
+    if (from.bytes != target.blocks[i].bytes() || to.bytes != from.bytes) {
+      return BlockMismatch(key, index,
+                           fmt::format("{} and {} of {} bytes accounted for", from.bytes, to.bytes,
+                                       target.blocks[i].bytes()));
+    }
+    if (proof >= Proof::kReadback && from != to) {
+      return BlockMismatch(key, index, "source and target sums differ");
+    }
+  }
+  return {};
+}
+
+Status BlockMismatch(const RouteKey& key, std::uint32_t block, const std::string& detail) {
+  return {Code::kDataLoss, fmt::format("{} block {}: {}", RouteName(key), block, detail),
+          Reason::kChecksumMismatch};
+}
+
+}  // namespace tensorbus::transport
