@@ -1,0 +1,85 @@
+#include "tests/conformance/routes.h"
+
+#include <cstring>
+
+namespace tensorbus::transport {
+
+using testing::PlacedBlock;
+using testing::Random;
+
+RouteEnd TestRoute::source() const {
+  RouteEnd end;
+  for (const PlacedBlock& placed : sources) end.blocks.push_back(placed.block);
+  return end;
+}
+
+RouteEnd TestRoute::target() const {
+  RouteEnd end;
+  for (const PlacedBlock& placed : targets) end.blocks.push_back(placed.block);
+  for (std::size_t i = 0; i < aliases.size(); ++i) {
+    end.aliases.push_back({.block = alias_blocks[i], .place = aliases[i].block});
+  }
+  return end;
+}
+
+void TestRoute::Expect() {
+  expected_.clear();
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    expected_.push_back(testing::WithBytes(targets[i], testing::BytesOf(sources[i].block)));
+  }
+  for (std::size_t i = 0; i < aliases.size(); ++i) {
+    expected_.push_back(
+        testing::WithBytes(aliases[i], testing::BytesOf(sources[alias_blocks[i]].block)));
+  }
+}
+
+bool TestRoute::Arrived() const {
+  std::size_t next = 0;
+  for (const auto* group : {&targets, &aliases}) {
+    for (const PlacedBlock& placed : *group) {
+      if (placed.memory != expected_[next++]) return false;
+    }
+  }
+  return true;
+}
+
+TestRoute RandomRoute(Random& random, std::size_t count, std::uint64_t bytes_max) {
+  TestRoute route;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    StridedBlock box = testing::RandomBox(random, bytes_max);
+    if (box.rank > 0 && testing::Pick(random, 0, 9) == 0) box.extents[0] = 0;
+    route.sources.push_back(testing::Place(random, box));
+    route.targets.push_back(testing::Place(random, box));
+    while (testing::Pick(random, 0, 5) == 0) {
+      route.aliases.push_back(testing::Place(random, box));
+      route.alias_blocks.push_back(i);
+    }
+  }
+  return route;
+}
+
+TestRoute FlatRoute(Random& random, std::size_t count, std::uint64_t bytes) {
+  TestRoute route;
+  for (std::size_t i = 0; i < count; ++i) {
+    StridedBlock block;
+    block.rank = 1;
+    block.extents[0] = bytes;
+    block.strides[0] = 1;
+    block.stream_strides[0] = 1;
+    block.key = {.a = random(), .b = random()};
+    for (auto* side : {&route.sources, &route.targets}) {
+      PlacedBlock placed = {.memory = std::vector<std::byte>(bytes), .block = block};
+      if (side == &route.sources) {
+        for (std::size_t at = 0; at + 8 <= bytes; at += 8) {
+          const std::uint64_t word = random();
+          std::memcpy(placed.memory.data() + at, &word, sizeof word);
+        }
+      }
+      placed.block.base = placed.memory.data();
+      side->push_back(std::move(placed));
+    }
+  }
+  return route;
+}
+
+}  // namespace tensorbus::transport
