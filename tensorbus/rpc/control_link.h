@@ -15,11 +15,11 @@ namespace tensorbus::rpc {
 
 /// How to reach the daemon and prove who we are.
 struct DaemonAddress {
-  std::string target;      ///< "unix:/run/…/daemon.sock" or "host:port"
-  std::string token_file;  ///< shared token for TCP without mTLS; "" for none
-  std::string ca_file;     ///< mTLS: all three set, or none
-  std::string cert_file;
-  std::string key_file;
+  std::string target = {};      ///< "unix:/run/…/daemon.sock" or "host:port"
+  std::string token_file = {};  ///< shared token for TCP without mTLS; "" for none
+  std::string ca_file = {};     ///< mTLS: all three set, or none
+  std::string cert_file = {};
+  std::string key_file = {};
 };
 
 /// An agent's stream to the daemon. Tests put a fake in its place.
