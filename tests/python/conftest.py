@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ try:
     import tensorbus.models  # noqa: F401
 except ImportError:
     sys.path.insert(0, str(ROOT / "python"))
+    os.environ["PYTHONPATH"] = str(ROOT / "python")  # for the processes that tests start
 
 
 @pytest.fixture
