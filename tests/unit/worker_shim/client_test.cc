@@ -1,0 +1,524 @@
+#include "worker_shim/client.h"
+
+#include <atomic>
+#include <filesystem>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "tests/testing/status_matchers.h"
+#include "tests/unit/worker_shim/fake_agent.h"
+#include "worker_shim/arena.h"
+
+namespace tensorbus::worker_shim {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using tensorbus::testing::FakeAgent;
+using tensorbus::testing::IsStatus;
+using wire::MessageType;
+
+constexpr Nanos kLong = seconds(10);
+constexpr Nanos kShort = milliseconds(5);
+
+class ClientTest : public ::testing::Test {
+ protected:
+  ConnectOptions Options() {
+    ConnectOptions options;
+    options.identity = {.channel = "policy",
+                        .job = "trainer",
+                        .role = Role::kProducer,
+                        .replica = 0,
+                        .rank = 1,
+                        .rank_count = 2};
+    options.agent_socket = agent_.path();
+    options.library = "test";
+    options.timeout = kLong;
+    return options;
+  }
+
+  std::unique_ptr<Client> ConnectClient() {
+    agent_.Play([this] { agent_.AcceptAndWelcome(); });
+    auto client = Client::Connect(Options());
+    EXPECT_OK(client);
+    agent_.Join();
+    return client.ok() ? *std::move(client) : nullptr;
+  }
+
+  /// One f32 vector of 16 elements at the beginning of `memory_`.
+  static wire::Register Vector() {
+    wire::Register message;
+    const std::array<std::uint64_t, 1> dims = {16};
+    message.registration.tensors = {{"v", DType::kF32, Shape::Create(dims).value()}};
+    Piece piece;
+    piece.box = Box::Whole(message.registration.tensors[0].shape);
+    piece.strides = {4};
+    message.registration.pieces = {piece};
+    return message;
+  }
+
+  std::unique_ptr<Client> RegisteredClient(MemoryMode mode = MemoryMode::kCma) {
+    auto client = ConnectClient();
+    EXPECT_OK(client->Attach({reinterpret_cast<std::byte*>(memory_.data()), sizeof memory_, -1}));
+    agent_.Play([this, mode] { registered_ = agent_.TakeRegistration(mode); });
+    EXPECT_OK(client->Register(Vector(), kLong));
+    agent_.Join();
+    return client;
+  }
+
+  RequestId Publish(Client& client, std::uint64_t version) {
+    auto request = client.Publish({.version = Version{version}});
+    EXPECT_OK(request);
+    return *request;
+  }
+  void AnswerPublish(Status status = {}) {
+    const auto frame = agent_.Next(MessageType::kPublish);
+    agent_.Send(MessageType::kReply, frame.request, wire::Reply{std::move(status)});
+  }
+
+  FakeAgent agent_;
+  std::array<float, 16> memory_ = {};
+  wire::Register registered_;
+};
+
+// ---- connecting
+
+TEST_F(ClientTest, SaysWhoItIs) {
+  const auto client = ConnectClient();
+  EXPECT_EQ(agent_.hello().identity, Options().identity);
+  EXPECT_EQ(agent_.hello().pid, static_cast<std::uint32_t>(::getpid()));
+  EXPECT_EQ(agent_.hello().library, "test");
+  EXPECT_EQ(agent_.page().magic, wire::ControlPage::kMagic);
+  EXPECT_EQ(client->agent_name(), "fake");
+  EXPECT_OK(client->connection());
+}
+
+TEST_F(ClientTest, NamesTheRemedyWhenNoAgentRuns) {
+  auto options = Options();
+  options.agent_socket += ".nobody";
+  const auto client = Client::Connect(options);
+  EXPECT_THAT(client, IsStatus(Code::kUnavailable, Reason::kNotRunning));
+  EXPECT_THAT(client.status().message(), ::testing::HasSubstr("tensorbusctl up"));
+  agent_.StopListening();
+  EXPECT_THAT(Client::Connect(Options()), IsStatus(Code::kUnavailable, Reason::kNotRunning));
+}
+
+TEST_F(ClientTest, RefusesAnAgentOfSomebodyElse) {
+  auto options = Options();
+  options.agent_uid = ::geteuid() + 1;
+  EXPECT_THAT(Client::Connect(options), IsStatus(Code::kPermissionDenied, Reason::kNone));
+}
+
+TEST_F(ClientTest, SaysWhenTheSocketMayNotBeOpened) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can become somebody else";
+  const pid_t child = ::fork();
+  if (child == 0) {
+    // A group and user that may not open a 0600 socket of ours.
+    ::chmod(agent_.path().c_str(), 0600);
+    if (::setgid(65534) != 0 || ::setuid(65534) != 0) ::_exit(2);
+    const auto client = Client::Connect(Options());
+    const bool right = client.status().code() == Code::kPermissionDenied &&
+                       client.status().message().find("65534") != std::string::npos;
+    ::_exit(right ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+TEST_F(ClientTest, RefusesPathsThatCannotBe) {
+  auto options = Options();
+  options.agent_socket = std::string(200, 'x');
+  EXPECT_THAT(Client::Connect(options), IsStatus(Code::kInvalidArgument, Reason::kNone));
+}
+
+TEST_F(ClientTest, GivesUpOnAnAgentThatDoesNotAnswer) {
+  auto options = Options();
+  options.timeout = kShort;
+  EXPECT_THAT(Client::Connect(options), IsStatus(Code::kDeadlineExceeded, Reason::kNone));
+}
+
+TEST_F(ClientTest, PassesOnWhyItWasRefused) {
+  agent_.Play([this] {
+    agent_.Accept();
+    agent_.Welcome(Status(Code::kAlreadyExists, "another job", Reason::kSecondPublisher));
+    agent_.Close();
+  });
+  EXPECT_THAT(Client::Connect(Options()), IsStatus(Code::kAlreadyExists, Reason::kSecondPublisher));
+}
+
+TEST_F(ClientTest, NamesAnotherProtocol) {
+  agent_.Play([this] {
+    agent_.Accept();
+    wire::Welcome welcome;
+    welcome.protocol = kProtocolVersion + 1;
+    agent_.Send(MessageType::kWelcome, 1, welcome);
+  });
+  EXPECT_THAT(Client::Connect(Options()),
+              IsStatus(Code::kFailedPrecondition, Reason::kProtocolVersion));
+}
+
+TEST_F(ClientTest, SaysGoodbye) {
+  auto client = ConnectClient();
+  client.reset();
+  agent_.Next(MessageType::kGoodbye);
+  agent_.ExpectEnd();
+}
+
+TEST_F(ClientTest, FailsInAForkedChildAndKeepsTheParentsConnection) {
+  auto client = RegisteredClient();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const bool refused =
+        client->Publish({.version = Version{1}}).status().code() == Code::kFailedPrecondition &&
+        client->BeforeWrite(kLong).status().code() == Code::kFailedPrecondition;
+    client.reset();
+    ::_exit(refused ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  agent_.Play([this] { AnswerPublish(); });
+  ASSERT_OK_AND_ASSIGN(const Outcome outcome, client->Wait(Publish(*client, 1), kLong));
+  EXPECT_OK(outcome.status);
+}
+
+// ---- registering
+
+TEST_F(ClientTest, RegistersWhatLiesWhere) {
+  auto client = ConnectClient();
+  ASSERT_OK_AND_ASSIGN(Arena arena, Arena::Create(8192));
+  EXPECT_OK(client->Attach({reinterpret_cast<std::byte*>(memory_.data()), sizeof memory_, -1}));
+  EXPECT_OK(client->Attach({arena.data(), arena.size(), arena.fd()}));
+  agent_.Play([this] { registered_ = agent_.TakeRegistration(); });
+  wire::Register message = Vector();
+  message.flip = FlipMode::kShadow;
+  message.leave_out = {"w"};
+  ASSERT_OK_AND_ASSIGN(const wire::Registered registered, client->Register(message, kLong));
+  agent_.Join();
+  EXPECT_EQ(registered.epoch, ChannelEpoch{3});
+  EXPECT_EQ(registered.why, "because");
+  ASSERT_EQ(agent_.attached().size(), 2U);
+  EXPECT_FALSE(agent_.attached()[0].mapped);
+  EXPECT_EQ(agent_.attached()[0].address, reinterpret_cast<std::uintptr_t>(memory_.data()));
+  EXPECT_TRUE(agent_.attached()[1].mapped);
+  struct stat info = {};
+  ASSERT_EQ(agent_.attached_fds().size(), 1U);
+  ASSERT_EQ(::fstat(agent_.attached_fds()[0].get(), &info), 0);
+  EXPECT_EQ(info.st_size, 8192);
+  EXPECT_EQ(registered_.registration.segment_bytes,
+            (std::vector<std::uint64_t>{sizeof memory_, 8192}));
+  EXPECT_EQ(registered_.registration.pieces, message.registration.pieces);
+  EXPECT_EQ(registered_.leave_out, message.leave_out);
+}
+
+TEST_F(ClientTest, ChecksTheRegistrationBeforeItGoesOut) {
+  auto client = ConnectClient();
+  EXPECT_OK(client->Attach({reinterpret_cast<std::byte*>(memory_.data()), 8, -1}));
+  EXPECT_THAT(client->Register(Vector(), kLong),
+              IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  EXPECT_THAT(client->Attach({}), IsStatus(Code::kInvalidArgument, Reason::kNone));
+}
+
+TEST_F(ClientTest, PassesOnWhySegmentsOrRegistrationsAreRefused) {
+  for (const bool at_segment : {true, false}) {
+    auto client = ConnectClient();
+    EXPECT_OK(client->Attach({reinterpret_cast<std::byte*>(memory_.data()), sizeof memory_, -1}));
+    agent_.Play([this, at_segment] {
+      const Status refusal(Code::kResourceExhausted, "no room", Reason::kOutOfMemory);
+      auto frame = agent_.Next(MessageType::kAttachSegment);
+      agent_.Send(MessageType::kReply, frame.request, wire::Reply{at_segment ? refusal : Status()});
+      frame = agent_.Next(MessageType::kRegister);
+      wire::Registered answer;
+      answer.status = at_segment ? Status(Code::kFailedPrecondition, "no segment") : refusal;
+      agent_.Send(MessageType::kRegistered, frame.request, answer);
+    });
+    EXPECT_THAT(client->Register(Vector(), kLong),
+                IsStatus(Code::kResourceExhausted, Reason::kOutOfMemory));
+    agent_.Join();
+  }
+}
+
+// ---- requests
+
+TEST_F(ClientTest, MatchesAnswersThatComeOutOfOrder) {
+  auto client = RegisteredClient();
+  ASSERT_OK_AND_ASSIGN(const RequestId update, client->Update(wire::Update()));
+  ASSERT_OK_AND_ASSIGN(const RequestId claim, client->Claim());
+  EXPECT_FALSE(client->Done(update));
+  agent_.Play([this] {
+    const auto first = agent_.Next(MessageType::kUpdate);
+    const auto second = agent_.Next(MessageType::kClaim);
+    agent_.Send(MessageType::kClaimed, second.request, wire::Claimed{Status(), Version{4}});
+    wire::Updated updated;
+    updated.version = Version{5};
+    updated.bytes = 64;
+    updated.digest = {1, 2, 64};
+    agent_.Send(MessageType::kUpdated, first.request, updated);
+  });
+  ASSERT_OK_AND_ASSIGN(const Outcome updated, client->Wait(update, kLong));
+  EXPECT_TRUE(client->Done(claim));
+  ASSERT_OK_AND_ASSIGN(const Outcome claimed, client->Wait(claim, kLong));
+  EXPECT_EQ(updated.version, Version{5});
+  EXPECT_EQ(updated.digest, (DigestSum{1, 2, 64}));
+  EXPECT_EQ(claimed.version, Version{4});
+  EXPECT_THAT(client->Wait(claim, kLong), IsStatus(Code::kNotFound, Reason::kNone));
+}
+
+TEST_F(ClientTest, WaitsAgainAfterADeadline) {
+  auto client = RegisteredClient();
+  const RequestId publish = Publish(*client, 1);
+  EXPECT_THAT(client->Wait(publish, kShort), IsStatus(Code::kDeadlineExceeded, Reason::kNone));
+  agent_.Play([this] { AnswerPublish(); });
+  ASSERT_OK_AND_ASSIGN(const Outcome outcome, client->Wait(publish, kLong));
+  EXPECT_OK(outcome.status);
+}
+
+TEST_F(ClientTest, DropsTheAnswerToAForgottenRequest) {
+  auto client = RegisteredClient();
+  const RequestId forgotten = Publish(*client, 1);
+  client->Forget(forgotten);
+  const RequestId kept = Publish(*client, 2);
+  agent_.Play([this] {
+    AnswerPublish();
+    AnswerPublish();
+  });
+  EXPECT_OK(client->Wait(kept, kLong));
+  EXPECT_THAT(client->Wait(forgotten, kLong), IsStatus(Code::kNotFound, Reason::kNone));
+}
+
+TEST_F(ClientTest, BoundsRequestsThatNobodyWaitsFor) {
+  auto client = RegisteredClient();
+  for (std::size_t i = 0; i < Client::kRequestsMax; ++i) ASSERT_OK(client->Claim());
+  EXPECT_THAT(client->Claim(), IsStatus(Code::kResourceExhausted, Reason::kBusy));
+}
+
+TEST_F(ClientTest, FailsEverythingWhenTheAgentGoes) {
+  auto client = RegisteredClient();
+  const RequestId first = Publish(*client, 1);
+  ASSERT_OK_AND_ASSIGN(const RequestId second, client->Claim());
+  agent_.Close();
+  for (const RequestId request : {first, second}) {
+    ASSERT_OK_AND_ASSIGN(const Outcome outcome, client->Wait(request, kLong));
+    EXPECT_THAT(outcome.status, IsStatus(Code::kUnavailable, Reason::kPeerLost));
+  }
+  EXPECT_THAT(client->Claim(), IsStatus(Code::kUnavailable, Reason::kPeerLost));
+  EXPECT_THAT(client->connection(), IsStatus(Code::kUnavailable, Reason::kPeerLost));
+  EXPECT_OK(client->BeforeWrite(kLong)) << "nobody reads the memory of a worker without an agent";
+}
+
+TEST_F(ClientTest, RefusesAnAgentThatBreaksTheProtocol) {
+  for (const int what : {0, 1, 2}) {
+    auto client = RegisteredClient();
+    const RequestId publish = Publish(*client, 1);
+    agent_.Play([this, what] {
+      const auto frame = agent_.Next(MessageType::kPublish);
+      if (what == 0) agent_.Send(MessageType::kReply, frame.request + 100, wire::Reply());
+      if (what == 1) agent_.Send(MessageType::kClaimed, frame.request, wire::Claimed());
+      if (what == 2) agent_.SendBytes(MessageType::kReply, frame.request, {std::byte{99}});
+    });
+    ASSERT_OK_AND_ASSIGN(const Outcome outcome, client->Wait(publish, kLong));
+    EXPECT_THAT(outcome.status, IsStatus(Code::kInternal, Reason::kMalformed)) << what;
+    agent_.Join();
+  }
+}
+
+TEST_F(ClientTest, RegistersAgainWithTheNextAgent) {
+  auto client = RegisteredClient();
+  const RequestId lost = Publish(*client, 1);
+  agent_.Close();
+  ASSERT_OK(client->Wait(lost, kLong));
+  agent_.Play([this] {
+    agent_.AcceptAndWelcome();
+    registered_ = agent_.TakeRegistration();
+    AnswerPublish();
+  });
+  ASSERT_OK(client->Reconnect(kLong));
+  EXPECT_OK(client->connection());
+  ASSERT_OK_AND_ASSIGN(const Outcome outcome, client->Wait(Publish(*client, 2), kLong));
+  EXPECT_OK(outcome.status);
+  agent_.Join();
+  EXPECT_EQ(registered_.registration.pieces, Vector().registration.pieces);
+}
+
+// ---- hooks and buckets
+
+TEST_F(ClientTest, RunsHooksInTheThreadThatWaits) {
+  auto client = RegisteredClient();
+  ASSERT_OK_AND_ASSIGN(const RequestId update, client->Update(wire::Update()));
+  std::vector<HookKind> seen;
+  const auto here = std::this_thread::get_id();
+  client->SetHook([&](HookKind kind, const wire::HookEvent& event) -> Status {
+    EXPECT_EQ(std::this_thread::get_id(), here);
+    EXPECT_EQ(event.version, Version{5});
+    EXPECT_THAT(client->Wait(update, kLong), IsStatus(Code::kFailedPrecondition, Reason::kNone));
+    EXPECT_OK(client->connection());
+    seen.push_back(kind);
+    if (kind == HookKind::kLive) return {Code::kAborted, "engine says no"};
+    return {};
+  });
+  agent_.Play([this] {
+    const auto asked = agent_.Next(MessageType::kUpdate);
+    const wire::HookEvent event{.session = SessionId{1}, .version = Version{5}, .timeout_ms = 9};
+    for (const MessageType type :
+         {MessageType::kFence, MessageType::kFlipBegin, MessageType::kLive}) {
+      agent_.Send(type, 70, event);
+      const auto done = agent_.Next(MessageType::kHookDone);
+      EXPECT_EQ(done.request, 70U);
+      const auto status = wire::Decode<wire::HookDone>(done.body)->status;
+      EXPECT_EQ(status.ok(), type != MessageType::kLive);
+    }
+    agent_.Send(MessageType::kUpdated, asked.request, wire::Updated());
+  });
+  ASSERT_OK(client->Wait(update, kLong));
+  EXPECT_EQ(seen, (std::vector{HookKind::kFence, HookKind::kFlipBegin, HookKind::kLive}));
+}
+
+TEST_F(ClientTest, AnswersWithoutAHook) {
+  auto client = RegisteredClient();
+  agent_.Send(MessageType::kFence, 5, wire::HookEvent());
+  ASSERT_OK(client->Poll());
+  const auto done = agent_.Next(MessageType::kHookDone);
+  EXPECT_OK(wire::Decode<wire::HookDone>(done.body)->status);
+}
+
+TEST_F(ClientTest, ServesBucketsFromItsServiceThread) {
+  auto client = RegisteredClient(MemoryMode::kBucket);
+  for (std::size_t i = 0; i < memory_.size(); ++i) memory_[i] = static_cast<float>(i);
+  ASSERT_OK(client->StartService());
+  ASSERT_OK(client->StartService());
+  ASSERT_OK_AND_ASSIGN(UniqueFd fd, CreateMemfd("bucket", 4096));
+  ASSERT_OK_AND_ASSIGN(const Mapping bucket,
+                       Mapping::Create(fd.get(), 4096, Mapping::Access::kReadWrite));
+  std::vector<UniqueFd> fds;
+  fds.push_back(std::move(fd));
+  agent_.Send(MessageType::kAttachBucket, 0, wire::AttachBucket{.bucket = 0, .bytes = 4096},
+              std::move(fds));
+  agent_.Send(MessageType::kPack, 8,
+              wire::BucketWork{{{.piece = 0, .bucket = 0, .first = 4, .bytes = 8}}});
+  const auto packed = agent_.Next(MessageType::kBucketDone);
+  EXPECT_EQ(packed.request, 8U);
+  ASSERT_OK(wire::Decode<wire::BucketDone>(packed.body)->status);
+  EXPECT_EQ(reinterpret_cast<const float*>(bucket.data())[1], 2.0F);
+  agent_.Send(MessageType::kUnpack, 9,
+              wire::BucketWork{{{.piece = 0, .bucket = 0, .first = 0, .bytes = 4}}});
+  EXPECT_OK(wire::Decode<wire::BucketDone>(agent_.Next(MessageType::kBucketDone).body)->status);
+  agent_.Send(MessageType::kUnpack, 10,
+              wire::BucketWork{{{.piece = 7, .bucket = 0, .first = 0, .bytes = 4}}});
+  EXPECT_FALSE(
+      wire::Decode<wire::BucketDone>(agent_.Next(MessageType::kBucketDone).body)->status.ok());
+  // A waiter and the service share the one reader.
+  agent_.Play([this] { AnswerPublish(); });
+  EXPECT_OK(client->Wait(Publish(*client, 1), kLong));
+  client->StopService();
+  EXPECT_EQ(memory_[0], 1.0F);
+}
+
+TEST_F(ClientTest, WakesAnEventLoop) {
+  auto client = RegisteredClient();
+  ASSERT_OK_AND_ASSIGN(const int fd, client->PollFd());
+  pollfd item = {fd, POLLIN, 0};
+  EXPECT_EQ(::poll(&item, 1, 0), 0);
+  const RequestId publish = Publish(*client, 1);
+  AnswerPublish();
+  ASSERT_EQ(::poll(&item, 1, 10'000), 1);
+  ASSERT_OK(client->Poll());
+  EXPECT_TRUE(client->Done(publish));
+  ASSERT_OK(client->Poll());
+  EXPECT_EQ(::poll(&item, 1, 0), 0) << "still readable with nothing to do";
+
+  // Also when another thread does the reading.
+  ASSERT_OK(client->StartService());
+  const RequestId second = Publish(*client, 2);
+  AnswerPublish();
+  ASSERT_EQ(::poll(&item, 1, 10'000), 1);
+  ASSERT_OK(client->Wait(second, kLong));
+  // And when the agent goes.
+  client->StopService();
+  EXPECT_OK(client->Poll());
+  EXPECT_EQ(::poll(&item, 1, 0), 0);
+  agent_.Close();
+  ASSERT_EQ(::poll(&item, 1, 10'000), 1);
+  EXPECT_THAT(client->Poll(), IsStatus(Code::kUnavailable, Reason::kPeerLost));
+}
+
+// ---- the write fence
+
+TEST_F(ClientTest, CountsWritesWithoutAskingWhenNothingIsPublished) {
+  auto client = RegisteredClient();
+  ASSERT_OK(client->BeforeWrite(kLong));
+  ASSERT_OK(client->BeforeWrite(kLong));
+  EXPECT_EQ(agent_.page().write_count.load(), 2U);
+  EXPECT_EQ(client->write_count(), 2U);
+}
+
+TEST_F(ClientTest, WritesAtOnceWhenTheControlPageSaysReleased) {
+  auto client = RegisteredClient();
+  const RequestId publish = Publish(*client, 7);
+  AnswerPublish();
+  ASSERT_OK(client->Wait(publish, kLong));
+  agent_.page().released_version.store(7);
+  ASSERT_OK(client->BeforeWrite(kShort));
+  EXPECT_EQ(client->released_version(), Version{7});
+}
+
+TEST_F(ClientTest, WaitsForTheReleaseBeforeItWrites) {
+  auto client = RegisteredClient();
+  Publish(*client, 7);  // not waited for: the fence does
+  agent_.Play([this] {
+    AnswerPublish();
+    const auto frame = agent_.Next(MessageType::kRequestRelease);
+    const auto request = wire::Decode<wire::RequestRelease>(frame.body);
+    EXPECT_EQ(request->version, Version{7});
+    EXPECT_GT(request->timeout_ms, 1000U);
+    EXPECT_EQ(agent_.page().write_count.load(), 0U) << "counted before the release";
+    agent_.page().released_version.store(7);
+    agent_.Send(MessageType::kReleased, frame.request, wire::Released{Version{7}, Status()});
+  });
+  ASSERT_OK(client->BeforeWrite(kLong));
+  EXPECT_EQ(agent_.page().write_count.load(), 1U);
+}
+
+TEST_F(ClientTest, DoesNotWriteWhileTheVersionIsHeld) {
+  auto client = RegisteredClient();
+  const RequestId publish = Publish(*client, 7);
+  AnswerPublish();
+  ASSERT_OK(client->Wait(publish, kLong));
+  agent_.Play([this] {
+    const auto frame = agent_.Next(MessageType::kRequestRelease);
+    agent_.Send(MessageType::kReleased, frame.request,
+                wire::Released{.version = Version{7},
+                               .status = Status(Code::kDeadlineExceeded, "engine is slow")});
+  });
+  const auto result = client->BeforeWrite(kShort);
+  EXPECT_THAT(result, IsStatus(Code::kDeadlineExceeded, Reason::kNone));
+  EXPECT_THAT(result.status().message(), ::testing::HasSubstr("version 7"));
+  EXPECT_EQ(agent_.page().write_count.load(), 0U);
+  // The version stays held: the next write waits as well.
+  agent_.Play([this] {
+    const auto frame = agent_.Next(MessageType::kRequestRelease);
+    agent_.Send(MessageType::kReleased, frame.request, wire::Released{Version{7}, Status()});
+  });
+  ASSERT_OK(client->BeforeWrite(kLong));
+}
+
+TEST_F(ClientTest, ARefusedPublishHoldsNothingButTheOneBeforeDoes) {
+  auto client = RegisteredClient();
+  const RequestId first = Publish(*client, 7);
+  AnswerPublish();
+  ASSERT_OK(client->Wait(first, kLong));
+  const RequestId second = Publish(*client, 5);
+  AnswerPublish(Status(Code::kFailedPrecondition, "goes back", Reason::kStaleVersion));
+  ASSERT_OK(client->Wait(second, kLong));
+  agent_.Play([this] {
+    const auto frame = agent_.Next(MessageType::kRequestRelease);
+    EXPECT_EQ(wire::Decode<wire::RequestRelease>(frame.body)->version, Version{7});
+    agent_.Send(MessageType::kReleased, frame.request, wire::Released{Version{7}, Status()});
+  });
+  ASSERT_OK(client->BeforeWrite(kLong));
+}
+
+}  // namespace
+}  // namespace tensorbus::worker_shim

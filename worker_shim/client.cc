@@ -1,0 +1,748 @@
+#include "worker_shim/client.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <new>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "worker_shim/agent_socket.h"
+
+namespace tensorbus::worker_shim {
+namespace {
+
+using wire::MessageType;
+
+constexpr Nanos kTimeoutMax = std::chrono::hours(24 * 365);
+/// How long a waiting thread sleeps at most before it looks around; bounds poll()'s argument.
+constexpr Nanos kPollMax = std::chrono::hours(1);
+/// For an answer to arrive that the agent gives at a deadline of its own.
+constexpr Nanos kAnswerSlack = std::chrono::milliseconds(500);
+
+TimePoint Now() {
+  return std::chrono::steady_clock::now();
+}
+TimePoint After(Nanos timeout) {
+  return Now() + std::clamp(timeout, Nanos::zero(), kTimeoutMax);
+}
+std::uint64_t Milliseconds(Nanos timeout) {
+  const Nanos bounded = std::clamp(timeout, Nanos::zero(), kTimeoutMax);
+  return static_cast<std::uint64_t>(std::chrono::ceil<std::chrono::milliseconds>(bounded).count());
+}
+
+Status Protocol(std::string message) {
+  return {Code::kInternal, "the agent broke the protocol: " + std::move(message),
+          Reason::kMalformed};
+}
+
+template <typename Message>
+Status Answered(const wire::Frame& frame, Message& message) {
+  auto decoded = wire::Decode<Message>(frame.body);
+  if (!decoded.ok()) return Protocol(decoded.status().message());
+  message = std::move(*decoded);
+  return {};
+}
+
+Result<Outcome> OutcomeOf(const wire::Frame& frame) {
+  Outcome outcome;
+  switch (frame.type) {
+    case MessageType::kReply: {
+      wire::Reply message;
+      TB_RETURN_IF_ERROR(Answered(frame, message));
+      outcome.status = message.status;
+      return outcome;
+    }
+    case MessageType::kRegistered: {
+      TB_RETURN_IF_ERROR(Answered(frame, outcome.registered));
+      outcome.status = outcome.registered.status;
+      return outcome;
+    }
+    case MessageType::kReleased: {
+      wire::Released message;
+      TB_RETURN_IF_ERROR(Answered(frame, message));
+      outcome.status = message.status;
+      outcome.version = message.version;
+      return outcome;
+    }
+    case MessageType::kUpdated: {
+      wire::Updated message;
+      TB_RETURN_IF_ERROR(Answered(frame, message));
+      outcome.status = message.status;
+      outcome.version = message.version;
+      outcome.session = message.session;
+      outcome.bytes = message.bytes;
+      outcome.seconds = message.seconds;
+      outcome.copy_seconds = message.copy_seconds;
+      outcome.digest = message.digest;
+      return outcome;
+    }
+    case MessageType::kClaimed: {
+      wire::Claimed message;
+      TB_RETURN_IF_ERROR(Answered(frame, message));
+      outcome.status = message.status;
+      outcome.version = message.version;
+      return outcome;
+    }
+    default:
+      return Protocol(fmt::format("message type {}", static_cast<int>(frame.type)));
+  }
+}
+
+}  // namespace
+
+// ---- life
+// -----------------------------------------------------------------------------------------
+
+Client::Client(ConnectOptions options, UniqueFd page_fd, Mapping page)
+    : options_(std::move(options)),
+      page_fd_(std::move(page_fd)),
+      page_(std::move(page)),
+      process_(::getpid()),
+      wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      ended_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  new (page_.data()) wire::ControlPage();
+}
+
+Result<std::unique_ptr<Client>> Client::Connect(ConnectOptions options) {
+  if (options.agent_socket.empty()) options.agent_socket = DefaultAgentSocket();
+  TB_ASSIGN_OR_RETURN(UniqueFd fd, CreateMemfd("tensorbus-control", wire::kControlPageBytes));
+  TB_ASSIGN_OR_RETURN(Mapping page, Mapping::Create(fd.get(), wire::kControlPageBytes,
+                                                    Mapping::Access::kReadWrite));
+  const TimePoint deadline = After(options.timeout);
+  std::unique_ptr<Client> client(new Client(std::move(options), std::move(fd), std::move(page)));
+  if (!client->wake_.valid() || !client->ended_.valid()) return ErrnoStatus(errno, "eventfd");
+  TB_RETURN_IF_ERROR(client->Open(deadline));
+  return client;
+}
+
+Client::~Client() {
+  if (process_ != ::getpid()) {
+    // A forked child has no such thread, and the agent should not hear from it.
+    if (service_.joinable()) service_.detach();
+    return;
+  }
+  StopService();
+  MutexLock lock(mutex_);
+  if (socket_.valid() && writer_.Add(MessageType::kGoodbye, 0, {}).ok()) {
+    [[maybe_unused]] const auto flushed = writer_.Flush(socket_.get());
+  }
+}
+
+// Connects, or connects again: the old socket and everything asked on it are gone by now.
+Status Client::Open(TimePoint deadline) {
+  TB_ASSIGN_OR_RETURN(AgentProcess agent,
+                      ConnectToAgent(options_.agent_socket, options_.agent_uid, deadline));
+  wire::FrameWriter writer;
+  wire::FrameReader reader;
+  std::vector<UniqueFd> fds;
+  fds.emplace_back(::fcntl(page_fd_.get(), F_DUPFD_CLOEXEC, 0));
+  if (!fds[0].valid()) return ErrnoStatus(errno, "duplicating the control page");
+  wire::Hello hello;
+  hello.identity = options_.identity;
+  hello.pid = static_cast<std::uint32_t>(process_);
+  hello.library = options_.library;
+  TB_RETURN_IF_ERROR(writer.Add(MessageType::kHello, 1, wire::Encode(hello), std::move(fds)));
+
+  const std::string where = fmt::format("agent at {}", options_.agent_socket);
+  // A peer that refuses us may close before it has read everything: its answer counts, not that.
+  const Status sent = wire::FlushBefore(agent.socket.get(), writer, deadline);
+  Result<wire::Frame> frame = wire::ReadBefore(agent.socket.get(), reader, deadline);
+  if (!frame.ok()) return (sent.ok() ? frame.status() : sent).Annotate(where);
+  if (frame->type != MessageType::kWelcome) {
+    return Protocol(
+               fmt::format("message type {} instead of a welcome", static_cast<int>(frame->type)))
+        .Annotate(where);
+  }
+  wire::Welcome welcome;
+  TB_RETURN_IF_ERROR(Answered(*frame, welcome).Annotate(where));
+  TB_RETURN_IF_ERROR(welcome.status.Annotate(where));
+
+  MutexLock lock(mutex_);
+  agent_name_ = welcome.agent;
+  agent_pid_ = agent.pid;
+  socket_ = std::move(agent.socket);
+  reader_ = std::move(reader);
+  writer_ = wire::FrameWriter();
+  lost_ = Status();
+  next_request_ = 2;
+  held_ = Version();
+  publish_request_ = 0;
+  WatchSocket(!reading_);
+  changed_.NotifyAll();
+  return {};
+}
+
+Status Client::CheckProcess() const {
+  if (process_ == ::getpid()) return {};
+  return {Code::kFailedPrecondition,
+          fmt::format("this connection belongs to process {}; a forked process has to connect on "
+                      "its own",
+                      process_)};
+}
+
+void Client::SetHook(Hook hook) {
+  MutexLock lock(mutex_);
+  hook_ = std::move(hook);
+}
+
+// ---- registration
+// -----------------------------------------------------------------------------------
+
+Result<std::uint32_t> Client::Attach(const Segment& segment) {
+  TB_RETURN_IF_ERROR(CheckProcess());
+  if (segment.address == nullptr || segment.bytes == 0) {
+    return Status(Code::kInvalidArgument, "a segment without memory");
+  }
+  UniqueFd fd;
+  if (segment.fd >= 0) {
+    fd.reset(::fcntl(segment.fd, F_DUPFD_CLOEXEC, 0));
+    if (!fd.valid()) return ErrnoStatus(errno, "duplicating the descriptor of a segment");
+  }
+  MutexLock lock(mutex_);
+  if (segments_.size() >= wire::kMaxSegments) {
+    return Status(
+        Code::kResourceExhausted,
+        fmt::format("more than {} segments; put tensors into an arena", wire::kMaxSegments));
+  }
+  segments_.push_back({segment.address, segment.bytes, std::move(fd)});
+  return static_cast<std::uint32_t>(segments_.size() - 1);
+}
+
+void Client::DetachAll() {
+  MutexLock lock(mutex_);
+  segments_.clear();
+}
+
+Result<wire::Registered> Client::Register(wire::Register message, Nanos timeout) {
+  const TimePoint deadline = After(timeout);
+  TB_RETURN_IF_ERROR(CheckProcess());
+  {
+    MutexLock lock(mutex_);
+    message.registration.segment_bytes.clear();
+    for (const OwnedSegment& segment : segments_) {
+      message.registration.segment_bytes.push_back(segment.bytes);
+    }
+    TB_RETURN_IF_ERROR(Validate(message.registration, options_.identity.rank,
+                                options_.identity.role == Role::kConsumer));
+    registration_ = std::move(message);
+  }
+  return SendRegistration(deadline);
+}
+
+Result<wire::Registered> Client::SendRegistration(TimePoint deadline) {
+  std::vector<RequestId> attached;
+  RequestId registered;
+  {
+    MutexLock lock(mutex_);
+    TB_RETURN_IF_ERROR(lost_);
+    std::vector<std::byte*> addresses;
+    bool any_private = false;
+    for (std::size_t i = 0; i < segments_.size(); ++i) {
+      const OwnedSegment& segment = segments_[i];
+      wire::AttachSegment attach;
+      attach.segment = static_cast<std::uint32_t>(i);
+      attach.mapped = segment.fd.valid();
+      attach.bytes = segment.bytes;
+      attach.address = reinterpret_cast<std::uintptr_t>(segment.address);
+      std::vector<UniqueFd> fds;
+      if (attach.mapped) {
+        fds.emplace_back(::fcntl(segment.fd.get(), F_DUPFD_CLOEXEC, 0));
+        if (!fds[0].valid()) return ErrnoStatus(errno, "duplicating the descriptor of a segment");
+      }
+      any_private = any_private || !attach.mapped;
+      TB_ASSIGN_OR_RETURN(const RequestId request,
+                          Ask(MessageType::kAttachSegment, MessageType::kReply,
+                              wire::Encode(attach), std::move(fds)));
+      attached.push_back(request);
+      addresses.push_back(segment.address);
+    }
+    // Where Yama restricts ptrace to descendants, this lets the agent read and write our private
+    // memory; elsewhere it fails without harm.
+    if (any_private) ::prctl(PR_SET_PTRACER, agent_pid_, 0, 0, 0);
+    // The agent orders nothing from these pieces before it has read the registration.
+    buckets_.SetMemory(registration_->registration, std::move(addresses));
+    TB_ASSIGN_OR_RETURN(registered, Ask(MessageType::kRegister, MessageType::kRegistered,
+                                        wire::Encode(*registration_)));
+  }
+  Status failure;
+  for (const RequestId request : attached) {
+    const Result<Outcome> outcome = WaitUntil(request, deadline);
+    const Status status = outcome.ok() ? outcome->status : outcome.status();
+    if (failure.ok()) failure = status;
+    if (!outcome.ok()) Forget(request);
+  }
+  Result<Outcome> outcome = WaitUntil(registered, deadline);
+  if (!outcome.ok()) Forget(registered);
+  TB_RETURN_IF_ERROR(failure);
+  TB_RETURN_IF_ERROR(outcome.status());
+  TB_RETURN_IF_ERROR(outcome->status);
+  return std::move(outcome->registered);
+}
+
+Result<wire::Registered> Client::Reconnect(Nanos timeout) {
+  const TimePoint deadline = After(timeout);
+  TB_RETURN_IF_ERROR(CheckProcess());
+  {
+    MutexLock lock(mutex_);
+    if (!registration_.has_value()) {
+      return Status(Code::kFailedPrecondition, "nothing was registered yet");
+    }
+    if (lost_.ok()) Lose(Status(Code::kCancelled, "connecting again", Reason::kCancelled));
+    // A thread that was reading the old socket lets go of it first.
+    while (reading_) {
+      if (!changed_.WaitUntil(mutex_, deadline) && Now() >= deadline) {
+        return Status(Code::kDeadlineExceeded, "another thread is still in a hook");
+      }
+    }
+    buckets_.DropBuckets();
+  }
+  TB_RETURN_IF_ERROR(Open(deadline));
+  return SendRegistration(deadline);
+}
+
+// ---- requests
+// -----------------------------------------------------------------------------------------
+
+Result<RequestId> Client::Ask(MessageType type, MessageType answer, std::vector<std::byte> body,
+                              std::vector<UniqueFd> fds) {
+  TB_RETURN_IF_ERROR(lost_);
+  // Segments are bounded by themselves and always waited for.
+  if (pending_.size() >= kRequestsMax && type != MessageType::kAttachSegment &&
+      type != MessageType::kRegister) {
+    return Status(Code::kResourceExhausted,
+                  fmt::format("{} requests were not waited for", pending_.size()), Reason::kBusy);
+  }
+  const RequestId request{next_request_++};
+  TB_RETURN_IF_ERROR(SendFrame(type, request.value, std::move(body), std::move(fds)));
+  pending_[request.value].answer = answer;
+  return request;
+}
+
+Status Client::SendFrame(MessageType type, std::uint64_t request, std::vector<std::byte> body,
+                         std::vector<UniqueFd> fds) {
+  TB_RETURN_IF_ERROR(lost_);
+  TB_RETURN_IF_ERROR(writer_.Add(type, request, std::move(body), std::move(fds)));
+  const Result<bool> flushed = writer_.Flush(socket_.get());
+  if (!flushed.ok()) {
+    // What the agent said before it closed may still wait to be read, and says more than this.
+    if (!reading_) Pump(TimePoint::min());
+    if (lost_.ok()) Lose(flushed.status());
+    return lost_;
+  }
+  // The rest is written by whoever reads.
+  if (!*flushed) Signal(wake_);
+  return {};
+}
+
+Result<RequestId> Client::Publish(const wire::Publish& message) {
+  TB_RETURN_IF_ERROR(CheckProcess());
+  MutexLock lock(mutex_);
+  TB_ASSIGN_OR_RETURN(const RequestId request,
+                      Ask(MessageType::kPublish, MessageType::kReply, wire::Encode(message)));
+  publishing_ = message.version;
+  publish_request_ = request.value;
+  return request;
+}
+
+Result<RequestId> Client::RequestRelease(Version version, Nanos timeout) {
+  TB_RETURN_IF_ERROR(CheckProcess());
+  MutexLock lock(mutex_);
+  const wire::RequestRelease message{.version = version, .timeout_ms = Milliseconds(timeout)};
+  return Ask(MessageType::kRequestRelease, MessageType::kReleased, wire::Encode(message));
+}
+
+Result<RequestId> Client::Update(const wire::Update& message) {
+  TB_RETURN_IF_ERROR(CheckProcess());
+  MutexLock lock(mutex_);
+  return Ask(MessageType::kUpdate, MessageType::kUpdated, wire::Encode(message));
+}
+
+Result<RequestId> Client::CancelUpdate() {
+  TB_RETURN_IF_ERROR(CheckProcess());
+  MutexLock lock(mutex_);
+  return Ask(MessageType::kCancelUpdate, MessageType::kReply, {});
+}
+
+Result<RequestId> Client::Claim() {
+  TB_RETURN_IF_ERROR(CheckProcess());
+  MutexLock lock(mutex_);
+  return Ask(MessageType::kClaim, MessageType::kClaimed, {});
+}
+
+// ---- waiting
+// ------------------------------------------------------------------------------------------
+
+Result<Outcome> Client::Wait(RequestId request, Nanos timeout) {
+  return WaitUntil(request, After(timeout));
+}
+
+Result<Outcome> Client::WaitUntil(RequestId request, TimePoint deadline) {
+  TB_RETURN_IF_ERROR(CheckProcess());
+  MutexLock lock(mutex_);
+  while (true) {
+    const auto found = pending_.find(request.value);
+    if (found == pending_.end()) {
+      return Status(Code::kNotFound, fmt::format("no request {}", request.value));
+    }
+    if (found->second.outcome.has_value()) {
+      Outcome outcome = *std::move(found->second.outcome);
+      pending_.erase(found);
+      return outcome;
+    }
+    if (reading_ && reading_thread_ == std::this_thread::get_id()) {
+      return Status(Code::kFailedPrecondition, "a hook may not wait on its own connection");
+    }
+    if (Now() >= deadline) {
+      return Status(Code::kDeadlineExceeded,
+                    fmt::format("the agent at {} has not answered yet", options_.agent_socket));
+    }
+    if (reading_) {
+      changed_.WaitUntil(mutex_, deadline);
+    } else {
+      Pump(deadline);
+    }
+  }
+}
+
+bool Client::Done(RequestId request) {
+  if (!CheckProcess().ok()) return false;
+  MutexLock lock(mutex_);
+  const auto found = pending_.find(request.value);
+  return found != pending_.end() && found->second.outcome.has_value();
+}
+
+void Client::Forget(RequestId request) {
+  if (!CheckProcess().ok()) return;
+  MutexLock lock(mutex_);
+  const auto found = pending_.find(request.value);
+  if (found == pending_.end()) return;
+  if (found->second.outcome.has_value()) {
+    pending_.erase(found);
+  } else {
+    // Its answer still comes and has to be recognised; HandleAnswer drops it.
+    found->second.answer = MessageType::kGoodbye;
+  }
+}
+
+Status Client::Poll() {
+  TB_RETURN_IF_ERROR(CheckProcess());
+  MutexLock lock(mutex_);
+  std::uint64_t count = 0;
+  [[maybe_unused]] const ssize_t drained = ::read(ended_.get(), &count, sizeof count);
+  if (!reading_ && lost_.ok()) Pump(TimePoint::min());
+  return lost_;
+}
+
+Result<int> Client::PollFd() {
+  TB_RETURN_IF_ERROR(CheckProcess());
+  MutexLock lock(mutex_);
+  if (!epoll_.valid()) {
+    UniqueFd epoll(::epoll_create1(EPOLL_CLOEXEC));
+    if (!epoll.valid()) return ErrnoStatus(errno, "epoll_create1");
+    epoll_event event = {};
+    event.events = EPOLLIN;
+    if (::epoll_ctl(epoll.get(), EPOLL_CTL_ADD, ended_.get(), &event) != 0) {
+      return ErrnoStatus(errno, "epoll_ctl");
+    }
+    epoll_ = std::move(epoll);
+    WatchSocket(!reading_ && lost_.ok());
+  }
+  return epoll_.get();
+}
+
+// Whoever reads takes the socket out of PollFd() meanwhile: an event loop would spin on it.
+void Client::WatchSocket(bool watch) {
+  if (!epoll_.valid() || !socket_.valid()) return;
+  epoll_event event = {};
+  event.events = EPOLLIN;
+  ::epoll_ctl(epoll_.get(), watch ? EPOLL_CTL_ADD : EPOLL_CTL_DEL, socket_.get(), &event);
+}
+
+void Client::Signal(const UniqueFd& event) const {
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const ssize_t written = ::write(event.get(), &one, sizeof one);
+}
+
+void Client::Pump(TimePoint deadline) {
+  reading_ = true;
+  reading_thread_ = std::this_thread::get_id();
+  WatchSocket(false);
+  const Result<bool> flushed = writer_.Flush(socket_.get());
+  if (!ReadFrames() && lost_.ok() && Now() < deadline) {
+    const short events =
+        static_cast<short>(POLLIN | (flushed.ok() && *flushed ? 0 : static_cast<int>(POLLOUT)));
+    pollfd items[2] = {{socket_.get(), events, 0}, {wake_.get(), POLLIN, 0}};
+    mutex_.Unlock();
+    const Nanos left = std::clamp<Nanos>(deadline - Now(), Nanos::zero(), kPollMax);
+    ::poll(items, 2, static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count()));
+    std::uint64_t count = 0;
+    if ((items[1].revents & POLLIN) != 0) {
+      [[maybe_unused]] const ssize_t drained = ::read(wake_.get(), &count, sizeof count);
+    }
+    mutex_.Lock();
+    if (lost_.ok()) {
+      [[maybe_unused]] const auto more = writer_.Flush(socket_.get());
+      ReadFrames();
+    }
+  }
+  reading_ = false;
+  WatchSocket(lost_.ok());
+  changed_.NotifyAll();
+}
+
+// True when it handled something.
+bool Client::ReadFrames() {
+  bool any = false;
+  while (lost_.ok()) {
+    Result<std::optional<wire::Frame>> frame = reader_.Read(socket_.get());
+    if (!frame.ok()) {
+      Lose(frame.status().Annotate(fmt::format("agent at {}", options_.agent_socket)));
+      return true;
+    }
+    if (!frame->has_value()) return any;
+    HandleFrame(**std::move(frame));
+    any = true;
+  }
+  return any;
+}
+
+void Client::HandleFrame(wire::Frame frame) {
+  Status status;
+  switch (frame.type) {
+    case MessageType::kFence:
+      status = HandleHook(HookKind::kFence, frame);
+      break;
+    case MessageType::kFlipBegin:
+      status = HandleHook(HookKind::kFlipBegin, frame);
+      break;
+    case MessageType::kLive:
+      status = HandleHook(HookKind::kLive, frame);
+      break;
+    case MessageType::kPack:
+    case MessageType::kUnpack:
+      status = HandleBucketWork(frame);
+      break;
+    case MessageType::kAttachBucket:
+      status = HandleAttachBucket(std::move(frame));
+      break;
+    case MessageType::kPong:
+      break;
+    case MessageType::kReleased:
+      // As an event it says what the control page says; BeforeWrite() looks there.
+      if (frame.request != 0) status = HandleAnswer(frame);
+      break;
+    default:
+      status = HandleAnswer(frame);
+      break;
+  }
+  if (!status.ok() && lost_.ok()) Lose(std::move(status));
+}
+
+Status Client::HandleAnswer(const wire::Frame& frame) {
+  const auto found = pending_.find(frame.request);
+  if (found == pending_.end() || found->second.outcome.has_value()) {
+    return Protocol(fmt::format("an answer (type {}) to request {}, which nobody made",
+                                static_cast<int>(frame.type), frame.request));
+  }
+  TB_ASSIGN_OR_RETURN(Outcome outcome, OutcomeOf(frame));
+  NotePublished(outcome, frame.request);
+  if (found->second.answer == MessageType::kGoodbye) {
+    pending_.erase(found);
+    return {};
+  }
+  if (found->second.answer != frame.type) {
+    return Protocol(fmt::format("answer of type {} instead of {}", static_cast<int>(frame.type),
+                                static_cast<int>(found->second.answer)));
+  }
+  found->second.outcome = std::move(outcome);
+  changed_.NotifyAll();
+  if (epoll_.valid()) Signal(ended_);
+  return {};
+}
+
+// A publish that was refused binds nobody.
+void Client::NotePublished(const Outcome& outcome, std::uint64_t request) {
+  if (request != publish_request_) return;
+  publish_request_ = 0;
+  if (outcome.status.ok()) held_ = std::max(held_, publishing_);
+}
+
+Status Client::HandleHook(HookKind kind, const wire::Frame& frame) {
+  wire::HookEvent event;
+  TB_RETURN_IF_ERROR(Answered(frame, event));
+  wire::HookDone done;
+  const Hook hook = hook_;
+  if (hook) {
+    mutex_.Unlock();
+    done.status = hook(kind, event);
+    mutex_.Lock();
+  }
+  if (!lost_.ok()) return {};
+  return SendFrame(MessageType::kHookDone, frame.request, wire::Encode(done));
+}
+
+Status Client::HandleBucketWork(const wire::Frame& frame) {
+  wire::BucketWork work;
+  TB_RETURN_IF_ERROR(Answered(frame, work));
+  mutex_.Unlock();
+  wire::BucketDone done;
+  done.status = frame.type == MessageType::kPack ? buckets_.Pack(work) : buckets_.Unpack(work);
+  mutex_.Lock();
+  if (!lost_.ok()) return {};
+  return SendFrame(MessageType::kBucketDone, frame.request, wire::Encode(done));
+}
+
+Status Client::HandleAttachBucket(wire::Frame frame) {
+  wire::AttachBucket attach;
+  TB_RETURN_IF_ERROR(Answered(frame, attach));
+  if (frame.fds.size() != 1) return Protocol("a bucket without its memory");
+  return buckets_.Attach(attach, std::move(frame.fds[0]));
+}
+
+void Client::Lose(Status why) {
+  WatchSocket(false);
+  lost_ = std::move(why);
+  // shutdown() rather than close(): another thread may be in poll() on this number.
+  ::shutdown(socket_.get(), SHUT_RDWR);
+  for (auto item = pending_.begin(); item != pending_.end();) {
+    if (item->second.answer == MessageType::kGoodbye) {
+      item = pending_.erase(item);
+      continue;
+    }
+    if (!item->second.outcome.has_value()) {
+      item->second.outcome.emplace();
+      item->second.outcome->status = lost_;
+    }
+    ++item;
+  }
+  publish_request_ = 0;
+  changed_.NotifyAll();
+  Signal(wake_);
+  if (epoll_.valid()) Signal(ended_);
+}
+
+// ---- writing
+// ------------------------------------------------------------------------------------------
+
+// The agent may be reading the memory for an unanswered publish right now.
+Status Client::AwaitPublish(TimePoint deadline) {
+  while (publish_request_ != 0 && lost_.ok()) {
+    if (Now() >= deadline) {
+      return {Code::kDeadlineExceeded,
+              fmt::format("the agent has not answered the publish of version {} yet",
+                          publishing_.value)};
+    }
+    if (reading_) {
+      changed_.WaitUntil(mutex_, deadline);
+    } else {
+      Pump(deadline);
+    }
+  }
+  return {};
+}
+
+Result<Nanos> Client::BeforeWrite(Nanos timeout) {
+  TB_RETURN_IF_ERROR(CheckProcess());
+  const TimePoint begin = Now();
+  const TimePoint deadline = begin + std::clamp(timeout, Nanos::zero(), kTimeoutMax);
+  Version version;
+  {
+    MutexLock lock(mutex_);
+    if (reading_ && reading_thread_ == std::this_thread::get_id()) {
+      return Status(Code::kFailedPrecondition, "a hook may not wait on its own connection");
+    }
+    TB_RETURN_IF_ERROR(AwaitPublish(deadline));
+    // Without the agent nobody reads the memory.
+    if (lost_.ok()) version = held_;
+  }
+  if (released_version() < version) {
+    Result<RequestId> request = RequestRelease(version, deadline - Now());
+    Status status = request.status();
+    if (request.ok()) {
+      // The agent ends the wait by itself; the little more is for its answer to arrive.
+      const Result<Outcome> outcome = WaitUntil(*request, deadline + kAnswerSlack);
+      status = outcome.ok() ? outcome->status : outcome.status();
+      if (!outcome.ok()) Forget(*request);
+    }
+    if (!status.ok() && connection().ok()) {
+      return status.Annotate(fmt::format("version {} was not released", version.value));
+    }
+  }
+  page().write_count.fetch_add(1, std::memory_order_acq_rel);
+  MutexLock lock(mutex_);
+  if (held_ == version) held_ = Version();
+  return std::chrono::duration_cast<Nanos>(Now() - begin);
+}
+
+// ---- service
+// ------------------------------------------------------------------------------------------
+
+Status Client::StartService() {
+  TB_RETURN_IF_ERROR(CheckProcess());
+  MutexLock lock(mutex_);
+  if (service_.joinable()) return {};
+  service_stop_ = false;
+  service_ = std::thread([this] { RunService(); });
+  return {};
+}
+
+void Client::StopService() {
+  {
+    MutexLock lock(mutex_);
+    if (!service_.joinable()) return;
+    service_stop_ = true;
+    changed_.NotifyAll();
+    Signal(wake_);
+  }
+  service_.join();
+}
+
+void Client::RunService() {
+  ::pthread_setname_np(::pthread_self(), "tb-service");
+  MutexLock lock(mutex_);
+  while (!service_stop_) {
+    if (reading_ || !lost_.ok()) {
+      changed_.Wait(mutex_);
+    } else {
+      Pump(Now() + kPollMax);
+    }
+  }
+}
+
+// ---- state
+// --------------------------------------------------------------------------------------------
+
+Status Client::connection() {
+  MutexLock lock(mutex_);
+  return lost_;
+}
+
+std::string Client::agent_name() {
+  MutexLock lock(mutex_);
+  return agent_name_;
+}
+
+const wire::ControlPage& Client::page() const {
+  return *std::launder(reinterpret_cast<const wire::ControlPage*>(page_.data()));
+}
+wire::ControlPage& Client::page() {
+  return *std::launder(reinterpret_cast<wire::ControlPage*>(page_.data()));
+}
+Version Client::released_version() const {
+  return Version{page().released_version.load(std::memory_order_acquire)};
+}
+Version Client::live_version() const {
+  return Version{page().live_version.load(std::memory_order_acquire)};
+}
+std::uint64_t Client::write_count() const {
+  return page().write_count.load(std::memory_order_acquire);
+}
+
+}  // namespace tensorbus::worker_shim

@@ -1,0 +1,217 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "tensorbus/base/clock.h"
+#include "tensorbus/base/mapping.h"
+#include "tensorbus/base/mutex.h"
+#include "tensorbus/base/status.h"
+#include "tensorbus/base/unique_fd.h"
+#include "worker_shim/bucket_service.h"
+#include "worker_shim/framing.h"
+#include "worker_shim/wire.h"
+
+namespace tensorbus::worker_shim {
+
+/// A request to the agent that has been sent; 0 is none.
+using RequestId = Id<struct RequestTag>;
+
+enum class HookKind { kFence, kFlipBegin, kLive };
+
+/// Runs in the thread that waits or polls, or in the service thread, with no lock held. It may call
+/// the client, but not wait. A failure refuses the step it was called for.
+using Hook = std::function<Status(HookKind, const wire::HookEvent&)>;
+
+struct ConnectOptions {
+  RankIdentity identity;
+  std::string agent_socket;        ///< "": DefaultAgentSocket()
+  std::optional<uid_t> agent_uid;  ///< whose agent it may be; none: ours or root's
+  std::string library;
+  Nanos timeout = std::chrono::seconds(5);
+};
+
+/// A stretch of this process's memory that pieces may lie in. Borrowed: it must outlive the client.
+struct Segment {
+  std::byte* address = nullptr;
+  std::uint64_t bytes = 0;
+  int fd = -1;  ///< the shared memory that `address` maps from its first byte on; -1: private. A
+                ///< duplicate is kept.
+};
+
+/// How a request ended. Which fields mean something depends on what was asked.
+struct Outcome {
+  Status status;
+  Version version;
+  SessionId session;
+  std::uint64_t bytes = 0;
+  double seconds = 0;
+  double copy_seconds = 0;
+  DigestSum digest;
+  wire::Registered registered;  ///< of Register() only
+};
+
+/// One rank's conversation with its agent.
+///
+/// Nothing happens behind the caller's back: frames are read, hooks run and buckets packed only
+/// while some thread is in Wait(), Poll() or a call that waits, or in the service thread after
+/// StartService(). When the agent goes away every pending request fails with kPeerLost; Reconnect()
+/// registers the same memory with the agent that listens then.
+///
+/// A handle belongs to the process that made it: after fork() every call in the child fails.
+///
+/// Threads: thread-safe. Of several waiting threads one reads for all.
+class Client {
+ public:
+  /// Most requests that may be unanswered or not waited for.
+  static constexpr std::size_t kRequestsMax = 1024;
+
+  /// Makes the control page, connects and says hello.
+  ///
+  /// Errors: as ConnectToAgent(); kFailedPrecondition/kProtocolVersion; whatever the agent refuses
+  /// the identity with.
+  static Result<std::unique_ptr<Client>> Connect(ConnectOptions options);
+
+  /// Says goodbye, does not wait for anything.
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  void SetHook(Hook hook);
+
+  /// Adds memory; sent with the next Register(). Returns its number, counted from 0.
+  Result<std::uint32_t> Attach(const Segment& segment);
+  /// Forgets all segments, before others are attached for a new layout.
+  void DetachAll();
+
+  /// Tells the agent what lies where and waits for its answer. `segment_bytes` is filled in here.
+  ///
+  /// Errors: kInvalidArgument from Validate(); whatever agent and daemon refuse.
+  Result<wire::Registered> Register(wire::Register message, Nanos timeout);
+
+  /// The same identity, memory and registration with the agent that listens now.
+  Result<wire::Registered> Reconnect(Nanos timeout);
+
+  Result<RequestId> Publish(const wire::Publish& message);
+  Result<RequestId> RequestRelease(Version version, Nanos timeout);
+  Result<RequestId> Update(const wire::Update& message);
+  Result<RequestId> CancelUpdate();
+  Result<RequestId> Claim();
+
+  /// Waits until the request has ended; then forgets it and returns how. On kDeadlineExceeded the
+  /// request goes on and may be waited for again.
+  Result<Outcome> Wait(RequestId request, Nanos timeout);
+  /// Whether Wait() would return at once. Does not read the socket.
+  bool Done(RequestId request);
+  /// Nobody will ask for its outcome.
+  void Forget(RequestId request);
+  /// Handles everything that is there and returns. No-op while another thread waits.
+  Status Poll();
+  /// Readable whenever Poll() has something to do or a request has ended since the last Poll().
+  /// Owned by the client.
+  Result<int> PollFd();
+
+  /// To be called before the first write after a publish: waits until the published version's
+  /// memory was released, then bumps the write counter. Returns how long it waited.
+  ///
+  /// Errors: kDeadlineExceeded with the version and how it is held; nothing was bumped then. With
+  /// the agent gone nobody reads the memory any more: OK.
+  Result<Nanos> BeforeWrite(Nanos timeout);
+
+  /// Answers the agent from a thread of its own ("tb-service"), so that hooks and buckets do not
+  /// depend on somebody waiting. Idempotent.
+  Status StartService();
+  void StopService();
+
+  /// OK while the agent is there, else why not.
+  Status connection();
+  const std::string& agent_socket() const { return options_.agent_socket; }
+  std::string agent_name();
+  Version released_version() const;
+  Version live_version() const;
+  std::uint64_t write_count() const;
+
+ private:
+  struct Pending {
+    wire::MessageType answer = wire::MessageType::kReply;
+    std::optional<Outcome> outcome;
+  };
+  struct OwnedSegment {
+    std::byte* address = nullptr;
+    std::uint64_t bytes = 0;
+    UniqueFd fd;
+  };
+
+  Client(ConnectOptions options, UniqueFd page_fd, Mapping page);
+
+  Status Open(TimePoint deadline);
+  Status CheckProcess() const;
+  Result<wire::Registered> SendRegistration(TimePoint deadline);
+  Result<Outcome> WaitUntil(RequestId request, TimePoint deadline);
+
+  Result<RequestId> Ask(wire::MessageType type, wire::MessageType answer,
+                        std::vector<std::byte> body, std::vector<UniqueFd> fds = {})
+      TB_REQUIRES(mutex_);
+  Status SendFrame(wire::MessageType type, std::uint64_t request, std::vector<std::byte> body,
+                   std::vector<UniqueFd> fds = {}) TB_REQUIRES(mutex_);
+  /// Reads and handles what is there; when nothing is, waits for the socket first. The caller is
+  /// the only reader meanwhile. `deadline` in the past never waits.
+  void Pump(TimePoint deadline) TB_REQUIRES(mutex_);
+  bool ReadFrames() TB_REQUIRES(mutex_);
+  void HandleFrame(wire::Frame frame) TB_REQUIRES(mutex_);
+  Status HandleAnswer(const wire::Frame& frame) TB_REQUIRES(mutex_);
+  Status HandleHook(HookKind kind, const wire::Frame& frame) TB_REQUIRES(mutex_);
+  Status HandleBucketWork(const wire::Frame& frame) TB_REQUIRES(mutex_);
+  Status HandleAttachBucket(wire::Frame frame) TB_REQUIRES(mutex_);
+  Status AwaitPublish(TimePoint deadline) TB_REQUIRES(mutex_);
+  void Lose(Status why) TB_REQUIRES(mutex_);
+  void NotePublished(const Outcome& outcome, std::uint64_t request) TB_REQUIRES(mutex_);
+  void WatchSocket(bool watch) TB_REQUIRES(mutex_);
+  void Signal(const UniqueFd& event) const;
+  void RunService();
+
+  const wire::ControlPage& page() const;
+  wire::ControlPage& page();
+
+  ConnectOptions options_;
+  UniqueFd page_fd_;
+  Mapping page_;
+  pid_t process_;
+  UniqueFd wake_;   ///< eventfd: interrupts the reading thread's poll
+  UniqueFd ended_;  ///< eventfd: a request ended, perhaps while another thread read
+
+  Mutex mutex_;
+  CondVar changed_;  ///< a request ended, the reader's place is free, or the service should stop
+  std::string agent_name_ TB_GUARDED_BY(mutex_);
+  UniqueFd socket_ TB_GUARDED_BY(mutex_);
+  pid_t agent_pid_ TB_GUARDED_BY(mutex_) = 0;
+  Status lost_ TB_GUARDED_BY(mutex_);
+  wire::FrameReader reader_ TB_GUARDED_BY(mutex_);
+  wire::FrameWriter writer_ TB_GUARDED_BY(mutex_);
+  std::unordered_map<std::uint64_t, Pending> pending_ TB_GUARDED_BY(mutex_);
+  std::uint64_t next_request_ TB_GUARDED_BY(mutex_) = 1;
+  bool reading_ TB_GUARDED_BY(mutex_) = false;
+  std::thread::id reading_thread_ TB_GUARDED_BY(mutex_);
+  Hook hook_ TB_GUARDED_BY(mutex_);
+  UniqueFd epoll_ TB_GUARDED_BY(mutex_);  ///< PollFd(): the socket and `ended_`
+  bool service_stop_ TB_GUARDED_BY(mutex_) = false;
+
+  std::vector<OwnedSegment> segments_ TB_GUARDED_BY(mutex_);
+  std::optional<wire::Register> registration_ TB_GUARDED_BY(mutex_);
+  /// Newest version that the agent took and that was not seen released; the one being published.
+  Version held_ TB_GUARDED_BY(mutex_);
+  Version publishing_ TB_GUARDED_BY(mutex_);
+  std::uint64_t publish_request_ TB_GUARDED_BY(mutex_) = 0;
+
+  BucketService buckets_;
+  std::thread service_;
+};
+
+}  // namespace tensorbus::worker_shim
