@@ -53,6 +53,27 @@ std::uint64_t Checksum64(std::span<const std::byte> bytes) {
   return XXH3_64bits(bytes.data(), bytes.size());
 }
 
+Checksum64Stream::Checksum64Stream() : state_(XXH3_createState()) {
+  TB_CHECK(state_ != nullptr);
+  Reset();
+}
+
+Checksum64Stream::~Checksum64Stream() {
+  XXH3_freeState(state_);
+}
+
+void Checksum64Stream::Reset() {
+  XXH3_64bits_reset(state_);
+}
+
+void Checksum64Stream::Add(std::span<const std::byte> bytes) {
+  XXH3_64bits_update(state_, bytes.data(), bytes.size());
+}
+
+std::uint64_t Checksum64Stream::Finish() const {
+  return XXH3_64bits_digest(state_);
+}
+
 Hasher::Hasher() : state_(XXH3_createState()) {
   TB_CHECK(state_ != nullptr);
   XXH3_128bits_reset(state_);

@@ -31,6 +31,23 @@ Hash128 HashOf(std::string_view bytes);
 /// XXH3-64 of `bytes`, seed 0; guards a TCP window or a small record.
 std::uint64_t Checksum64(std::span<const std::byte> bytes);
 
+/// Checksum64() of bytes that come piece by piece: any cut gives the same value. Confined.
+class Checksum64Stream {
+ public:
+  Checksum64Stream();
+  Checksum64Stream(const Checksum64Stream&) = delete;
+  Checksum64Stream& operator=(const Checksum64Stream&) = delete;
+  ~Checksum64Stream();
+
+  /// Back to the state of no bytes.
+  void Reset();
+  void Add(std::span<const std::byte> bytes);
+  std::uint64_t Finish() const;
+
+ private:
+  XXH3_state_s* state_;
+};
+
 /// XXH3-128 over a stream of values, fed piece by piece. Integers go in little-endian, strings with
 /// their length, so that two different sequences never collide by concatenation. Confined.
 class Hasher {

@@ -37,5 +37,20 @@ TEST(Hasher, PiecesAddUpToTheWhole) {
   EXPECT_EQ(pieces.Finish(), HashOf("tensorbus"));
 }
 
+TEST(Checksum64Stream, AnyCutGivesTheChecksumOfTheWhole) {
+  const std::string text(1000, 'x');
+  const auto bytes = std::as_bytes(std::span(text));
+  Checksum64Stream stream;
+  for (int round = 0; round < 2; ++round) {
+    stream.Reset();
+    stream.Add(bytes.first(7));
+    stream.Add({});
+    stream.Add(bytes.subspan(7));
+    EXPECT_EQ(stream.Finish(), Checksum64(bytes));
+  }
+  stream.Reset();
+  EXPECT_EQ(stream.Finish(), Checksum64({}));
+}
+
 }  // namespace
 }  // namespace tensorbus
