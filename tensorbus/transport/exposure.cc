@@ -22,16 +22,8 @@ void AccessGate::CloseAndWait() {
   while (inside_ != 0) idle_.Wait(mutex_);
 }
 
-std::vector<std::uint64_t> BlockStarts(const RouteEnd& end) {
-  std::vector<std::uint64_t> starts;
-  starts.reserve(end.blocks.size() + 1);
-  starts.push_back(0);
-  for (const StridedBlock& block : end.blocks) starts.push_back(starts.back() + block.bytes());
-  return starts;
-}
-
 Exposure::Exposure(RouteEnd source)
-    : end(std::move(source)), bytes(end.bytes()), shape(ShapeOf(end)), starts(BlockStarts(end)) {}
+    : end(std::move(source)), shape(ShapeOf(end)), map(end.blocks) {}
 
 Status ExposureTable::Add(const RouteKey& key, RouteEnd source) {
   TB_RETURN_IF_ERROR(CheckEnd(source).Annotate(RouteName(key)));

@@ -3,9 +3,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <vector>
 
 #include "tensorbus/base/mutex.h"
+#include "tensorbus/transport/stream_map.h"
 #include "tensorbus/transport/transport.h"
 
 namespace tensorbus::transport {
@@ -47,10 +47,8 @@ struct Exposure {
   explicit Exposure(RouteEnd source);
 
   const RouteEnd end;
-  const std::uint64_t bytes;
   const std::uint64_t shape;  ///< ShapeOf(end)
-  /// starts[i] is the first byte of block i in the route's stream; one more entry than blocks.
-  const std::vector<std::uint64_t> starts;
+  const StreamMap map;
   AccessGate gate;
 };
 
@@ -68,9 +66,6 @@ class ExposureTable {
   mutable Mutex mutex_;
   std::map<RouteKey, std::shared_ptr<Exposure>> exposures_ TB_GUARDED_BY(mutex_);
 };
-
-/// Stream offset of every block of an end, and the end of the last.
-std::vector<std::uint64_t> BlockStarts(const RouteEnd& end);
 
 /// The failures of a pull whose source is not, or no longer, exposed.
 Status NotExposed(const RouteKey& key);

@@ -439,7 +439,8 @@ TEST_P(TransportConformance, DestructionEndsWhatIsNotDone) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, TransportConformance,
-                         ::testing::Values(Kind{"fake", MakeFakeWorld}, Kind{"shm", MakeShmWorld}),
+                         ::testing::Values(Kind{"fake", MakeFakeWorld}, Kind{"shm", MakeShmWorld},
+                                           Kind{"tcp", MakeTcpWorld}),
                          [](const auto& kind) { return std::string(kind.param.name); });
 
 }  // namespace

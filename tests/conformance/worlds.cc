@@ -7,6 +7,7 @@
 #include "tensorbus/base/executor.h"
 #include "tensorbus/transport/fake_transport.h"
 #include "tensorbus/transport/shm_transport.h"
+#include "tensorbus/transport/tcp_transport.h"
 
 namespace tensorbus::transport {
 
@@ -44,7 +45,32 @@ class ShmWorld final : public World {
   std::unique_ptr<ShmTransport> shm_;
 };
 
+class TcpWorld final : public World {
+ public:
+  explicit TcpWorld(const WorldOptions& options)
+      : staging_(StagingBudget::Create(options.staging_bytes)) {
+    for (auto* end : {&source_, &target_}) {
+      auto created = TcpTransport::Create(
+          {.token = "conformance", .staging = staging_, .landing_hook = options.landing_hook});
+      TB_CHECK(created.ok());
+      *end = std::move(*created);
+    }
+  }
+  Transport& source() override { return *source_; }
+  Transport& target() override { return *target_; }
+  std::string peer() override { return source_->endpoint(); }
+
+ private:
+  std::shared_ptr<StagingBudget> staging_;
+  std::unique_ptr<TcpTransport> source_;
+  std::unique_ptr<TcpTransport> target_;
+};
+
 }  // namespace
+
+std::unique_ptr<World> MakeTcpWorld(WorldOptions options) {
+  return std::make_unique<TcpWorld>(options);
+}
 
 std::unique_ptr<World> MakeFakeWorld(WorldOptions options) {
   return std::make_unique<FakeWorld>(options);

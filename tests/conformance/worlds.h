@@ -29,6 +29,8 @@ using WorldFactory = std::function<std::unique_ptr<World>(WorldOptions)>;
 
 std::unique_ptr<World> MakeFakeWorld(WorldOptions options);
 std::unique_ptr<World> MakeShmWorld(WorldOptions options);
+/// Two transports on the loopback.
+std::unique_ptr<World> MakeTcpWorld(WorldOptions options);
 
 /// Runs Pull() and waits for its outcome; a pull that never ends is a failure after a minute.
 Result<PullResult> PullAndWait(Transport& transport, const RouteKey& key, RouteEnd target,

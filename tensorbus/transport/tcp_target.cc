@@ -1,0 +1,327 @@
+#include "tensorbus/transport/tcp_target.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <fmt/format.h>
+#include <sys/epoll.h>
+
+#include "tensorbus/kernels/copy.h"
+#include "tensorbus/transport/route_check.h"
+#include "tensorbus/transport/tcp_auth.h"
+#include "tensorbus/transport/tcp_source.h"
+
+namespace tensorbus::transport::tcp {
+
+namespace {
+
+Status Unexpected(std::string_view what) {
+  return {Code::kInvalidArgument, std::string(what), Reason::kMalformed};
+}
+
+}  // namespace
+
+TargetStream::TargetStream(IoLoop& loop, Peer& peer, TargetContext& context)
+    : loop_(loop), peer_(peer), context_(context) {}
+
+void TargetStream::Wake() {
+  if (stage_ == Stage::kIdle && !peer_.Pulls().empty()) Connect();
+  if (stage_ != Stage::kReady) return;
+  Ask();
+  if (const Status status = Flush(); !status.ok()) return Fail(status);
+  UpdateInterest();
+}
+
+void TargetStream::Shutdown() {
+  CloseSocket();
+  stage_ = Stage::kClosed;
+}
+
+void TargetStream::Connect() {
+  Result<UniqueFd> fd = StartConnect(peer_.address());
+  if (!fd.ok()) return Fail(fd.status());
+  fd_ = std::move(*fd);
+  stage_ = Stage::kConnecting;
+  interest_ = EPOLLOUT;
+  if (const Status status = loop_.Watch(fd_.get(), interest_, shared_from_this()); !status.ok()) {
+    return Fail(status);
+  }
+  const auto when = std::chrono::steady_clock::now() + context_.options.handshake_timeout;
+  handshake_timer_ = loop_.RunAt(when, [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) {
+      self->handshake_timer_.reset();
+      self->Fail(Status(Code::kUnavailable,
+                        fmt::format("peer {} does not answer", self->peer_.endpoint()),
+                        Reason::kPeerLost));
+    }
+  });
+}
+
+Status TargetStream::HandleConnected() {
+  if (const int error = SocketError(fd_.get()); error != 0) return Lost(peer_.endpoint(), error);
+  TB_ASSIGN_OR_RETURN(nonce_, MakeNonce());
+  out_.Append(Encode(Hello{.nonce = nonce_}));
+  stage_ = Stage::kChallenge;
+  return {};
+}
+
+void TargetStream::CloseSocket() {
+  if (handshake_timer_.has_value()) loop_.CancelTimer(*handshake_timer_);
+  handshake_timer_.reset();
+  if (fd_.valid()) loop_.Unwatch(fd_.get());
+  fd_.reset();
+  reader_ = FrameReader();
+  out_ = OutBuffer();
+  for (const PullWindow& window : windows_) peer_.Return(window);
+  windows_.clear();
+  asked_bytes_ = 0;
+  announced_ = false;
+  if (stage_ != Stage::kClosed) stage_ = Stage::kIdle;
+}
+
+void TargetStream::Fail(const Status& status) {
+  CloseSocket();
+  for (const auto& pull : peer_.Pulls()) {
+    pull->state.Fail(status.Annotate(RouteName(pull->state.key())));
+    context_.finish(pull);
+  }
+}
+
+void TargetStream::OnReady(std::uint32_t events) {
+  if (!fd_.valid()) return;
+  const auto self = shared_from_this();
+  Status status;
+  if (stage_ == Stage::kConnecting) {
+    status = HandleConnected();
+  } else if ((events & EPOLLIN) != 0) {
+    // Before the error bits: what the peer said before it went counts.
+    status = Receive();
+  } else if ((events & (EPOLLERR | EPOLLHUP)) != 0) {
+    status = Lost(peer_.endpoint(), SocketError(fd_.get()));
+  }
+  if (status.ok() && stage_ == Stage::kReady) Ask();
+  if (status.ok() && fd_.valid()) status = Flush();
+  if (!status.ok()) return Fail(status);
+  if (fd_.valid()) UpdateInterest();
+}
+
+void TargetStream::UpdateInterest() {
+  const std::uint32_t interest = EPOLLIN | (out_.empty() ? 0U : EPOLLOUT);
+  if (interest == interest_) return;
+  interest_ = interest;
+  loop_.Rewatch(fd_.get(), interest);
+}
+
+void TargetStream::Ask() {
+  const TcpOptions& options = context_.options;
+  const std::uint64_t share = options.credit_bytes / options.streams_per_peer;
+  while (windows_.size() < kRequestsMax && (windows_.empty() || asked_bytes_ < share)) {
+    std::optional<PullWindow> window = peer_.Claim();
+    if (!window.has_value()) return;
+    window->id = next_id_++;
+    const TcpPull& pull = *window->pull;
+    out_.Append(Encode(
+        Request{.id = window->id,
+                .key = pull.state.key(),
+                .shape = pull.shape,
+                .blocks = static_cast<std::uint32_t>(pull.state.target().end().blocks.size()),
+                .bytes = pull.map.bytes(),
+                .proof = pull.state.options().proof,
+                .first = window->first,
+                .count = window->count}));
+    asked_bytes_ += window->count;
+    windows_.push_back(std::move(*window));
+  }
+}
+
+Status TargetStream::Flush() {
+  const Transfer transfer = out_.Flush(fd_.get(), false);
+  if (transfer.closed || transfer.error_number != 0) {
+    return Lost(peer_.endpoint(), transfer.error_number);
+  }
+  return {};
+}
+
+Status TargetStream::Receive() {
+  for (std::uint64_t burst = 0; burst < kBurstBytes;) {
+    if (announced_ && received_ < windows_.front().count) {
+      const Transfer transfer = ReceiveStretch(windows_.front());
+      if (transfer.would_block) return {};
+      if (transfer.bytes == 0) return Lost(peer_.endpoint(), transfer.error_number);
+      burst += transfer.bytes;
+      continue;
+    }
+    TB_ASSIGN_OR_RETURN(const auto frame, reader_.Read(fd_.get(), peer_.endpoint()));
+    if (!frame.has_value()) return {};
+    const Status status = HandleFrame(*frame);
+    if (!status.ok()) return status.Annotate("peer " + peer_.endpoint());
+    if (!fd_.valid()) return {};
+  }
+  return {};
+}
+
+Transfer TargetStream::ReceiveStretch(const PullWindow& window) {
+  TcpPull& pull = *window.pull;
+  Transfer transfer;
+  if (pull.state.Enter()) {
+    transfer = ReceiveInto(window, pull);
+    pull.state.Leave();
+    if (pull.state.failed()) context_.finish(window.pull);
+  } else {
+    // The pull is over; its bytes still come and go nowhere.
+    const std::span<std::byte> scratch = loop_.scratch();
+    const std::span<std::byte> rest =
+        scratch.first(std::min<std::size_t>(scratch.size(), window.count - received_));
+    transfer = ReceiveRuns(fd_.get(), {&rest, 1});
+  }
+  received_ += transfer.bytes;
+  return transfer;
+}
+
+Transfer TargetStream::ReceiveInto(const PullWindow& window, TcpPull& pull) {
+  const std::uint64_t at = window.first + received_;
+  const std::uint64_t left = window.count - received_;
+  const std::span<const StridedBlock> blocks = pull.state.target().end().blocks;
+  if (packed_) {
+    const std::span<std::byte> scratch = loop_.scratch();
+    const std::span<std::byte> room = scratch.first(std::min<std::size_t>(scratch.size(), left));
+    const Transfer transfer = ReceiveRuns(fd_.get(), {&room, 1});
+    checksum_.Add(room.first(transfer.bytes));
+    std::size_t used = 0;
+    pull.map.ForEachPart(at, transfer.bytes, [&](const BlockPart& part) {
+      kernels::UnpackRange(room.subspan(used, part.range.count), part.range.first,
+                           blocks[part.block]);
+      used += part.range.count;
+    });
+    return transfer;
+  }
+  std::array<std::span<std::byte>, kRunsPerCall> runs;
+  std::size_t run_count = 0;
+  StreamCursor cursor(pull.map, blocks, at);
+  std::uint64_t bytes = 0;
+  while (run_count < runs.size() && bytes < std::min(left, kStretchBytes)) {
+    runs[run_count] = cursor.Next(std::min(left, kStretchBytes) - bytes);
+    bytes += runs[run_count++].size();
+  }
+  const Transfer transfer = ReceiveRuns(fd_.get(), std::span(runs).first(run_count));
+  std::uint64_t landed = transfer.bytes;
+  for (std::size_t i = 0; i < run_count && landed != 0; ++i) {
+    const auto part = std::min<std::uint64_t>(runs[i].size(), landed);
+    checksum_.Add(runs[i].first(part));
+    landed -= part;
+  }
+  return transfer;
+}
+
+Status TargetStream::HandleFrame(const FrameReader::Frame& frame) {
+  if (frame.type == FrameType::kRefusal && stage_ != Stage::kReady) {
+    TB_ASSIGN_OR_RETURN(const Failure refusal, ParseFailure(frame.body));
+    return refusal.status;
+  }
+  if (stage_ == Stage::kChallenge && frame.type == FrameType::kChallenge) {
+    return HandleChallenge(frame.body);
+  }
+  if (stage_ == Stage::kWelcome && frame.type == FrameType::kWelcome) {
+    TB_RETURN_IF_ERROR(ParseWelcome(frame.body));
+    loop_.CancelTimer(*handshake_timer_);
+    handshake_timer_.reset();
+    stage_ = Stage::kReady;
+    return {};
+  }
+  if (stage_ == Stage::kReady && !windows_.empty()) {
+    if (frame.type == FrameType::kData) return HandleData(frame.body);
+    if (frame.type == FrameType::kTrailer) return HandleTrailer(frame.body);
+    if (frame.type == FrameType::kFailure) return HandleFailure(frame.body);
+  }
+  return Unexpected(fmt::format("frame {} has no place here", static_cast<int>(frame.type)));
+}
+
+Status TargetStream::HandleChallenge(std::span<const std::byte> body) {
+  TB_ASSIGN_OR_RETURN(const Challenge challenge, ParseChallenge(body));
+  if (challenge.version != kTcpProtocolVersion) {
+    return {Code::kFailedPrecondition,
+            fmt::format("the source speaks tcp protocol {}, the target {}", challenge.version,
+                        kTcpProtocolVersion),
+            Reason::kProtocolVersion};
+  }
+  const std::string& token = context_.options.token;
+  if (!SameMac(challenge.mac, SourceMac(token, nonce_, challenge.nonce))) {
+    return {Code::kUnauthenticated, "the source does not know the shared token"};
+  }
+  out_.Append(Encode(Answer{.mac = TargetMac(token, nonce_, challenge.nonce)}));
+  stage_ = Stage::kWelcome;
+  return {};
+}
+
+Status TargetStream::HandleData(std::span<const std::byte> body) {
+  TB_ASSIGN_OR_RETURN(const Data data, ParseData(body));
+  const PullWindow& window = windows_.front();
+  if (announced_ || data.id != window.id || data.first != window.first ||
+      data.count != window.count) {
+    return Unexpected("data that was not asked for");
+  }
+  const std::uint64_t runs = window.pull->map.RunCount(window.first, window.count);
+  announced_ = true;
+  packed_ = window.count < runs * kDirectRunBytes;
+  received_ = 0;
+  checksum_.Reset();
+  return {};
+}
+
+Status TargetStream::HandleTrailer(std::span<const std::byte> body) {
+  TB_ASSIGN_OR_RETURN(const Trailer trailer, ParseTrailer(body));
+  const PullWindow& window = windows_.front();
+  if (!announced_ || trailer.id != window.id) return Unexpected("a trailer without its data");
+  std::size_t parts = 0;
+  window.pull->map.ForEachPart(window.first, window.count, [&](const BlockPart&) { ++parts; });
+  if (trailer.parts.size() != parts) return Unexpected("a trailer with other parts");
+  if (window.pull->state.Enter()) {
+    Land(window, trailer);
+    window.pull->state.Leave();
+  }
+  FinishWindow();
+  return {};
+}
+
+void TargetStream::Land(const PullWindow& window, const Trailer& trailer) {
+  TcpPull& pull = *window.pull;
+  if (trailer.checksum != checksum_.Finish()) {
+    pull.state.Fail(
+        Status(Code::kDataLoss,
+               fmt::format("{} block {}: bytes {} to {} of the route changed on their way from {}",
+                           RouteName(pull.state.key()), pull.map.BlockAt(window.first),
+                           window.first, window.first + window.count, peer_.endpoint()),
+               Reason::kChecksumMismatch));
+    return;
+  }
+  std::size_t next = 0;
+  pull.map.ForEachPart(window.first, window.count, [&](const BlockPart& part) {
+    const Trailer::Part& sums = trailer.parts[next++];
+    const DigestSum sent = {.a = sums.a, .b = sums.b, .bytes = part.range.count};
+    if (pull.state.failed()) return;
+    pull.state.Add(part.block,
+                   LandInPlace(pull.state.key(), sent, pull.state.target(), part.block, part.range,
+                               pull.state.options().proof, context_.options.landing_hook));
+  });
+  pull.confirmed.store(true);
+}
+
+Status TargetStream::HandleFailure(std::span<const std::byte> body) {
+  TB_ASSIGN_OR_RETURN(const Failure failure, ParseFailure(body));
+  const PullWindow& window = windows_.front();
+  if (failure.id != window.id) return Unexpected("a failure of another request");
+  window.pull->state.Fail(failure.status.Annotate("peer " + peer_.endpoint()));
+  FinishWindow();
+  return {};
+}
+
+void TargetStream::FinishWindow() {
+  const PullWindow window = std::move(windows_.front());
+  windows_.pop_front();
+  announced_ = false;
+  asked_bytes_ -= window.count;
+  peer_.Return(window);
+  context_.finish(window.pull);
+}
+
+}  // namespace tensorbus::transport::tcp
