@@ -72,6 +72,12 @@ def test_config_says_what_it_cannot_do(tmp_path: Path, change: dict, message: st
         read_config(tmp_path)
 
 
+def test_config_names_a_missing_field(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "num_attention_heads": 4, "hidden_size": 8}')
+    with pytest.raises(ValueError, match="vocab_size is missing|num_hidden_layers is missing"):
+        read_config(tmp_path)
+
+
 def test_config_reads_the_older_rotary_fields(tmp_path: Path) -> None:
     write_config(SMALL, tmp_path)
     raw = json.loads((tmp_path / "config.json").read_text())

@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tensorbus.models.config import DecoderConfig
 from tensorbus.models.made import DEFAULT, make_folder
+from tensorbus.quickstart.__main__ import choose_tp, main, parse
 from tensorbus.quickstart.events import Emitter, Event, LineReader
 from tensorbus.quickstart.leaks import WARM_UP, Usage, find_leaks, own_usage, usage_of
 from tensorbus.quickstart.processes import ProcessFailed, Processes
 from tensorbus.quickstart.report import _nice_ceiling, bar_chart, median, render_report
+from tensorbus.quickstart.services import find_program, wait_for_socket
 from tensorbus.quickstart.settings import Settings
 from tensorbus.quickstart.tally import Tally
 from tensorbus.quickstart.trainer import training_tokens
@@ -223,3 +226,48 @@ def test_ranks_get_different_rows_and_noise_replaces_a_useless_tokenizer(tmp_pat
 def test_real_text_is_used_where_there_is_a_tokenizer(smollm2: Path) -> None:
     rows = training_tokens(Settings(folder="", model=str(smollm2), agent_socket=""), 49152)
     assert len(set(rows.flatten().tolist())) > 60
+
+
+# Services and the command line
+
+def test_a_program_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(ProcessFailed, match="tensorbus-nothing is not installed.*scripts/setup"):
+        find_program("tensorbus-nothing")
+
+
+def test_waiting_for_a_socket_ends_with_the_process(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        processes.start("tensorbusd", ["sh", "-c", "echo cannot bind; exit 1"])
+        with pytest.raises(ProcessFailed, match="tensorbusd ended with status 1\ncannot bind"):
+            wait_for_socket(processes, tmp_path / "no.sock", "tensorbusd")
+
+
+def test_waiting_for_a_socket_has_a_deadline(tmp_path: Path) -> None:
+    with Processes(tmp_path) as processes:
+        processes.start("tensorbusd", ["sleep", "60"])
+        with pytest.raises(ProcessFailed, match="does not listen at .*no.sock after 0 s: No such file"):
+            wait_for_socket(processes, tmp_path / "no.sock", "tensorbusd", timeout_s=0.2)
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--refreshes", "0"], "--refreshes must be at least 1"), (["--made", "--model", "x"], "not allowed with"),
+    (["--check-leaks"], "--check-leaks needs at least"), (["nothing"], "invalid choice")])
+def test_bad_usage_ends_with_two(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("folder", ["missing", "empty"])
+def test_a_folder_without_a_model_is_bad_usage(tmp_path: Path, folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    assert main(["--model", str(tmp_path / folder)]) == 2
+    assert str(tmp_path / folder) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "tp"), [(8, 2, 2), (9, 3, 3), (5, 5, 1)])
+def test_ranks_follow_the_heads(heads: int, kv_heads: int, tp: int) -> None:
+    config = DecoderConfig(vocab=192, hidden=64, layers=1, heads=heads, kv_heads=kv_heads, head_dim=8, intermediate=12)
+    assert choose_tp(config) == tp

@@ -60,7 +60,14 @@ class DecoderConfig:
 def read_config(folder: Path) -> DecoderConfig:
     """Reads `folder/config.json`. ValueError names what this decoder does not do."""
     path = Path(folder) / "config.json"
-    raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    raw = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return _from_json(raw, path)
+    except KeyError as error:
+        raise ValueError(f"{path}: {error.args[0]} is missing") from None
+
+
+def _from_json(raw: dict[str, Any], path: Path) -> DecoderConfig:
     kind = raw.get("model_type")
     if kind not in SUPPORTED:
         raise ValueError(f"{path}: model_type {kind!r} is not one of {', '.join(SUPPORTED)}")

@@ -22,7 +22,7 @@ class Settings:
     steps_per_refresh: int = 1
     channel: str = "policy"
     flip: str = "shadow"
-    batch: int = 2
+    batch: int = 1
     sequence: int = 64
     learning_rate: float = 3e-4
     seed: int = 0
