@@ -36,16 +36,19 @@ void BucketService::DropBuckets() {
   buckets_.clear();
 }
 
-StridedBlock BucketService::BlockOf(std::uint32_t piece_index) const {
-  const Piece& piece = registration_.pieces[piece_index];
+// The range's box as it lies in the piece; both were checked.
+StridedBlock BucketService::BlockOf(const wire::BucketRange& range) const {
+  const Piece& piece = registration_.pieces[range.piece];
   StridedBlock block;
   block.base = segments_[piece.segment] + piece.offset;
   block.rank = static_cast<std::uint8_t>(piece.box.rank());
   block.item_bytes = ItemBytes(registration_.tensors[piece.tensor].dtype);
-  for (int d = 0; d < piece.box.rank(); ++d) {
-    block.extents[static_cast<std::size_t>(d)] = piece.box[d].size();
-  }
   block.strides = piece.strides;
+  for (int d = 0; d < piece.box.rank(); ++d) {
+    const auto i = static_cast<std::size_t>(d);
+    block.extents[i] = range.box[d].size();
+    block.base += (range.box[d].lo - piece.box[d].lo) * piece.strides[i];
+  }
   return block;
 }
 
@@ -54,10 +57,15 @@ Status BucketService::Check(const wire::BucketWork& work) const {
     if (range.piece >= registration_.pieces.size()) {
       return Refused(fmt::format("piece {} of {}", range.piece, registration_.pieces.size()));
     }
-    const std::uint64_t piece_bytes = BlockOf(range.piece).bytes();
-    if (range.first > piece_bytes || range.bytes > piece_bytes - range.first) {
-      return Refused(fmt::format("bytes {}+{} of piece {}, which has {}", range.first, range.bytes,
-                                 range.piece, piece_bytes));
+    const Box& whole = registration_.pieces[range.piece].box;
+    if (range.box.rank() != whole.rank() || range.box.empty() || !whole.Contains(range.box)) {
+      return Refused(fmt::format("box {} of piece {}, which is {}", range.box.ToString(),
+                                 range.piece, whole.ToString()));
+    }
+    const std::uint64_t box_bytes = BlockOf(range).bytes();
+    if (range.first > box_bytes || range.bytes > box_bytes - range.first) {
+      return Refused(
+          fmt::format("bytes {}+{} of a box of {}", range.first, range.bytes, box_bytes));
     }
     const auto bucket = buckets_.find(range.bucket);
     if (bucket == buckets_.end()) return Refused(fmt::format("no bucket {}", range.bucket));
@@ -74,7 +82,7 @@ Status BucketService::Pack(const wire::BucketWork& work) {
   MutexLock lock(mutex_);
   TB_RETURN_IF_ERROR(Check(work));
   for (const wire::BucketRange& range : work.ranges) {
-    kernels::PackRange(BlockOf(range.piece), range.first,
+    kernels::PackRange(BlockOf(range), range.first,
                        buckets_.at(range.bucket).span().subspan(range.bucket_offset, range.bytes));
   }
   return {};
@@ -85,7 +93,7 @@ Status BucketService::Unpack(const wire::BucketWork& work) {
   TB_RETURN_IF_ERROR(Check(work));
   for (const wire::BucketRange& range : work.ranges) {
     kernels::UnpackRange(buckets_.at(range.bucket).span().subspan(range.bucket_offset, range.bytes),
-                         range.first, BlockOf(range.piece));
+                         range.first, BlockOf(range));
   }
   return {};
 }

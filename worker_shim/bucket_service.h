@@ -38,7 +38,7 @@ class BucketService {
 
  private:
   Status Check(const wire::BucketWork& work) const TB_REQUIRES(mutex_);
-  StridedBlock BlockOf(std::uint32_t piece) const TB_REQUIRES(mutex_);
+  StridedBlock BlockOf(const wire::BucketRange& range) const TB_REQUIRES(mutex_);
 
   Mutex mutex_;
   Registration registration_ TB_GUARDED_BY(mutex_);

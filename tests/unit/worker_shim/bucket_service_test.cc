@@ -31,15 +31,30 @@ class Buckets : public ::testing::Test {
     ASSERT_OK(service_.Attach({.bucket = 1, .bytes = 4096}, std::move(fd)));
   }
 
+  static Box BoxOf(Range rows, Range columns) {
+    const std::array<Range, 2> ranges = {rows, columns};
+    return Box(ranges);
+  }
+  static wire::BucketRange Whole() {
+    wire::BucketRange range;
+    range.bucket = 1;
+    range.box = BoxOf({0, 4}, {2, 4});
+    range.bytes = 8;
+    return range;
+  }
+
   std::array<std::uint8_t, 16> memory_ = {};
   Registration registration_;
   BucketService service_;
   Mapping bucket_;
 };
 
-TEST_F(Buckets, PacksAStretchOfThePieceInRowMajorOrder) {
-  ASSERT_OK(
-      service_.Pack({{{.piece = 0, .bucket = 1, .first = 1, .bytes = 4, .bucket_offset = 10}}}));
+TEST_F(Buckets, PacksAStretchOfTheBoxInRowMajorOrder) {
+  wire::BucketRange range = Whole();
+  range.first = 1;
+  range.bytes = 4;
+  range.bucket_offset = 10;
+  ASSERT_OK(service_.Pack({{range}}));
   // Row-major over the box: (r, c) lies at 3 + r + 4 c.
   const std::array<std::uint8_t, 4> expected = {7, 4, 8, 5};
   for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -47,33 +62,43 @@ TEST_F(Buckets, PacksAStretchOfThePieceInRowMajorOrder) {
   }
 }
 
+TEST_F(Buckets, PacksAPartOfAPiece) {
+  wire::BucketRange range = Whole();
+  range.box = BoxOf({1, 3}, {3, 4});
+  range.bytes = 2;
+  ASSERT_OK(service_.Pack({{range}}));
+  EXPECT_EQ(std::to_integer<int>(bucket_.data()[0]), 3 + 1 + 4);
+  EXPECT_EQ(std::to_integer<int>(bucket_.data()[1]), 3 + 2 + 4);
+}
+
 TEST_F(Buckets, UnpacksWhatItPacked) {
-  const wire::BucketWork whole{{{.piece = 0, .bucket = 1, .first = 0, .bytes = 8}}};
-  ASSERT_OK(service_.Pack(whole));
+  ASSERT_OK(service_.Pack({{Whole()}}));
   const auto before = memory_;
   memory_.fill(99);
-  ASSERT_OK(service_.Unpack(whole));
+  ASSERT_OK(service_.Unpack({{Whole()}}));
   for (std::size_t i = 3; i < 11; ++i) EXPECT_EQ(memory_[i], before[i]);
   EXPECT_EQ(memory_[2], 99) << "written outside the piece";
   EXPECT_EQ(memory_[11], 99);
 }
 
 TEST_F(Buckets, RefusesNumbersOutOfBoundsBeforeTheFirstByte) {
-  const wire::BucketRange good{.piece = 0, .bucket = 1, .first = 0, .bytes = 8};
-  for (const wire::BucketRange& bad : {
-           wire::BucketRange{.piece = 1, .bucket = 1, .first = 0, .bytes = 1},
-           wire::BucketRange{.piece = 0, .bucket = 2, .first = 0, .bytes = 1},
-           wire::BucketRange{.piece = 0, .bucket = 1, .first = 0, .bytes = 9},
-           wire::BucketRange{.piece = 0, .bucket = 1, .first = 9, .bytes = 0},
-           wire::BucketRange{.piece = 0, .bucket = 1, .first = ~std::uint64_t{0}, .bytes = 2},
-           wire::BucketRange{
-               .piece = 0, .bucket = 1, .first = 0, .bytes = 8, .bucket_offset = 4089},
-           wire::BucketRange{
-               .piece = 0, .bucket = 1, .first = 0, .bytes = 8, .bucket_offset = ~0ULL},
-       }) {
-    EXPECT_THAT(service_.Unpack({{good, bad}}),
+  std::vector<wire::BucketRange> bad(10, Whole());
+  bad[0].piece = 1;
+  bad[1].bucket = 2;
+  bad[2].bytes = 9;
+  bad[3].first = 9;
+  bad[3].bytes = 0;
+  bad[4].first = ~std::uint64_t{0};
+  bad[5].bucket_offset = 4089;
+  bad[6].bucket_offset = ~std::uint64_t{0};
+  bad[7].box = BoxOf({0, 4}, {1, 4});
+  bad[8].box = BoxOf({3, 1}, {2, 4});
+  bad[9].box = Box();
+  for (const wire::BucketRange& range : bad) {
+    EXPECT_THAT(service_.Unpack({{Whole(), range}}),
                 IsStatus(Code::kInvalidArgument, Reason::kMalformed));
-    EXPECT_THAT(service_.Pack({{good, bad}}), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+    EXPECT_THAT(service_.Pack({{Whole(), range}}),
+                IsStatus(Code::kInvalidArgument, Reason::kMalformed));
     EXPECT_EQ(std::to_integer<int>(bucket_.data()[0]), 0) << "a byte moved";
   }
 }
@@ -88,8 +113,7 @@ TEST_F(Buckets, RefusesABucketShorterThanAnnounced) {
 
 TEST_F(Buckets, ForgetsBucketsOfALostAgent) {
   service_.DropBuckets();
-  EXPECT_THAT(service_.Pack({{{.piece = 0, .bucket = 1, .first = 0, .bytes = 1}}}),
-              IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  EXPECT_THAT(service_.Pack({{Whole()}}), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
 }
 
 }  // namespace

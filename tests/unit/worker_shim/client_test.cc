@@ -68,6 +68,15 @@ class ClientTest : public ::testing::Test {
     return client;
   }
 
+  static wire::BucketWork Work(std::uint32_t piece, std::uint64_t first, std::uint64_t bytes) {
+    wire::BucketRange range;
+    range.piece = piece;
+    range.box = Vector().registration.pieces[0].box;
+    range.first = first;
+    range.bytes = bytes;
+    return {{range}};
+  }
+
   RequestId Publish(Client& client, std::uint64_t version) {
     auto request = client.Publish({.version = Version{version}});
     EXPECT_OK(request);
@@ -396,17 +405,14 @@ TEST_F(ClientTest, ServesBucketsFromItsServiceThread) {
   fds.push_back(std::move(fd));
   agent_.Send(MessageType::kAttachBucket, 0, wire::AttachBucket{.bucket = 0, .bytes = 4096},
               std::move(fds));
-  agent_.Send(MessageType::kPack, 8,
-              wire::BucketWork{{{.piece = 0, .bucket = 0, .first = 4, .bytes = 8}}});
+  agent_.Send(MessageType::kPack, 8, Work(0, 4, 8));
   const auto packed = agent_.Next(MessageType::kBucketDone);
   EXPECT_EQ(packed.request, 8U);
   ASSERT_OK(wire::Decode<wire::BucketDone>(packed.body)->status);
   EXPECT_EQ(reinterpret_cast<const float*>(bucket.data())[1], 2.0F);
-  agent_.Send(MessageType::kUnpack, 9,
-              wire::BucketWork{{{.piece = 0, .bucket = 0, .first = 0, .bytes = 4}}});
+  agent_.Send(MessageType::kUnpack, 9, Work(0, 0, 4));
   EXPECT_OK(wire::Decode<wire::BucketDone>(agent_.Next(MessageType::kBucketDone).body)->status);
-  agent_.Send(MessageType::kUnpack, 10,
-              wire::BucketWork{{{.piece = 7, .bucket = 0, .first = 0, .bytes = 4}}});
+  agent_.Send(MessageType::kUnpack, 10, Work(7, 0, 4));
   EXPECT_FALSE(
       wire::Decode<wire::BucketDone>(agent_.Next(MessageType::kBucketDone).body)->status.ok());
   // A waiter and the service share the one reader.
