@@ -151,38 +151,6 @@ void AddHolding(Hasher& hasher, const Holding& holding) {
   }
 }
 
-Hash128 HashOfHolding(const Holding& holding) {
-  Hasher hasher;
-  AddHolding(hasher, holding);
-  return hasher.Finish();
-}
-
-struct ByLowHalf {
-  std::size_t operator()(const Hash128& hash) const noexcept {
-    return static_cast<std::size_t>(hash.low);
-  }
-};
-
-/// Stores equal holdings once.
-class HoldingPool {
- public:
-  std::uint32_t Intern(Holding holding) {
-    const auto next = static_cast<std::uint32_t>(holdings_.size());
-    const auto [at, is_new] = index_.emplace(HashOfHolding(holding), next);
-    if (is_new) {
-      holdings_.push_back(std::move(holding));
-      return next;
-    }
-    TB_CHECK(holdings_[at->second] == holding);  // 128 bits of XXH3 tell them apart
-    return at->second;
-  }
-  std::vector<Holding> Take() && { return std::move(holdings_); }
-
- private:
-  std::unordered_map<Hash128, std::uint32_t, ByLowHalf> index_;
-  std::vector<Holding> holdings_;
-};
-
 /// The same tensor as two ranks describe it.
 Status CheckSame(const TensorSpec& first, const TensorSpec& second, std::size_t rank) {
   if (first.dtype != second.dtype) {
@@ -276,6 +244,23 @@ Result<JobLayout> Combine(std::span<const RankLayout> ranks) {
   job.holdings = std::move(pool).Take();
   TB_RETURN_IF_ERROR(CheckCounts(job.tensors.size(), job.rank_count));
   return job;
+}
+
+Hash128 HashOf(const Holding& holding) {
+  Hasher hasher;
+  AddHolding(hasher, holding);
+  return hasher.Finish();
+}
+
+std::uint32_t HoldingPool::Intern(Holding holding) {
+  const auto next = static_cast<std::uint32_t>(holdings_.size());
+  const auto [at, is_new] = index_.emplace(HashOf(holding), next);
+  if (is_new) {
+    holdings_.push_back(std::move(holding));
+    return next;
+  }
+  TB_CHECK(holdings_[at->second] == holding);  // 128 bits of XXH3 tell them apart
+  return at->second;
 }
 
 Hash128 HashOf(const JobLayout& layout) {

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "tensorbus/base/hash.h"
@@ -87,8 +89,26 @@ Status Validate(const RankLayout& layout, std::uint32_t rank);
 Result<JobLayout> Combine(std::span<const RankLayout> ranks);
 
 /// Identifies a layout: equal layouts have equal hashes, on every machine.
+Hash128 HashOf(const Holding& holding);
 Hash128 HashOf(const JobLayout& layout);
 Hash128 HashOf(const RankLayout& layout);
+
+/// Collects the holdings of a layout under construction; equal ones are stored once. Confined.
+class HoldingPool {
+ public:
+  /// The holding's index.
+  std::uint32_t Intern(Holding holding);
+  std::vector<Holding> Take() && { return std::move(holdings_); }
+
+ private:
+  struct ByLowHalf {
+    std::size_t operator()(const Hash128& hash) const noexcept {
+      return static_cast<std::size_t>(hash.low);
+    }
+  };
+  std::unordered_map<Hash128, std::uint32_t, ByLowHalf> index_;
+  std::vector<Holding> holdings_;
+};
 
 /// Compact binary form, for gRPC payloads and caches. Parse checks bounds and then Validate()s.
 std::vector<std::byte> Serialize(const RankLayout& layout);
