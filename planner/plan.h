@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -39,21 +40,56 @@ struct PlanFigures {
   std::uint64_t round_count = 0;
 };
 
+/// All that goes from one source rank to one target rank.
+struct Route {
+  std::uint32_t source = 0;
+  std::uint32_t target = 0;
+  std::uint64_t first_op = 0;  ///< its ops are [first_op, first_op + op_count) of Plan::ops
+  std::uint64_t op_count = 0;
+  std::uint64_t bytes = 0;
+  bool local = false;       ///< both ranks are on one device
+  std::uint32_t round = 0;  ///< when to send it; local routes are in no round and say 0
+
+  friend bool operator==(const Route&, const Route&) = default;
+};
+
 /// Who sends what to whom, for every rank. Immutable; same input, same plan, byte for byte,
 /// everywhere.
 struct Plan {
   /// Ordered by target, then source, then tensor, then box: the ops of one route stand together.
   std::vector<CopyOp> ops;
+  /// Ordered by target, then source. In a round every rank sends to at most one and receives from
+  /// at most one.
+  std::vector<Route> routes;
+  std::uint32_t round_count = 0;
+  std::uint32_t class_count = 0;
   Hash128 digest;  ///< XXH3-128 of the canonical class-level plan
 };
 
-/// Plans the transfer of everything `target` asks for from `source`. Pure.
+/// The details of a plan that cannot be, for programs; the Status says the same for people.
+struct PlanFault {
+  std::string tensor;
+  std::optional<std::uint32_t> rank;      ///< target rank that needs it
+  std::optional<Box> box;                 ///< the needed part
+  std::vector<std::string> near_names;    ///< for an unknown tensor: source names like it
+  std::vector<std::uint32_t> near_ranks;  ///< for kNoHolder: source ranks that hold other parts
+};
+
+/// Plans the transfer of everything `target` asks for from `source`; both must be valid
+/// (Validate()). Pure.
 ///
 /// Errors: kFailedPrecondition with kUnknownTensor, kLayoutMismatch (shape), kDtypeMismatch or
-/// kNoHolder, naming tensor, target rank and box.
-Result<Plan> BuildPlan(const JobLayout& source, const JobLayout& target, const Topology& topology);
+/// kNoHolder, naming tensor, target rank and box; then `fault`, if given, holds the details.
+/// kInvalidArgument for a topology that names ranks that are not there; kResourceExhausted for
+/// layouts whose boxes overlap in too many ways or that would move more than 2^62 bytes.
+Result<Plan> BuildPlan(const JobLayout& source, const JobLayout& target, const Topology& topology,
+                       PlanFault* fault = nullptr);
 
 /// The ops of one route, in stream order. Empty when the pair exchanges nothing.
 std::span<const CopyOp> RouteOps(const Plan& plan, std::uint32_t source, std::uint32_t target);
+
+/// The figures of a plan made from these layouts. Errors as BuildPlan().
+Result<PlanFigures> FiguresOf(const JobLayout& source, const JobLayout& target,
+                              const Topology& topology, const Plan& plan);
 
 }  // namespace tensorbus::planner

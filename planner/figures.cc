@@ -1,0 +1,74 @@
+#include <algorithm>
+#include <limits>
+
+#include "planner/class_plan.h"
+#include "planner/regions.h"
+#include "planner/topology.h"
+
+namespace tensorbus::planner {
+namespace {
+
+/// Bytes that at least one target needs.
+Result<std::uint64_t> UniqueBytes(const JobLayout& target) {
+  std::vector<std::uint64_t> volumes;
+  for (const Holding& holding : target.holdings) {
+    TB_ASSIGN_OR_RETURN(const std::vector<Region> regions, RegionsOf(holding));
+    std::uint64_t volume = 0;
+    for (const Region& region : regions) volume += region.box.volume();
+    volumes.push_back(volume);
+  }
+  std::uint64_t bytes = 0;
+  for (const JobLayout::Tensor& tensor : target.tensors)
+    bytes += volumes[tensor.holding] * ItemBytes(tensor.spec.dtype);
+  return bytes;
+}
+
+/// By rank, the node it is on; each rank in none gets a number of its own after them.
+std::vector<std::size_t> NodesOf(const Topology& topology, std::uint32_t count,
+                                 std::vector<std::uint32_t> Topology::Node::*side) {
+  std::vector<std::size_t> nodes(count);
+  for (std::uint32_t rank = 0; rank < count; ++rank) nodes[rank] = topology.nodes.size() + rank;
+  for (std::size_t n = 0; n < topology.nodes.size(); ++n) {
+    for (const std::uint32_t rank : topology.nodes[n].*side) nodes[rank] = n;
+  }
+  return nodes;
+}
+
+}  // namespace
+
+Result<PlanFigures> FiguresOf(const JobLayout& source, const JobLayout& target,
+                              const Topology& topology, const Plan& plan) {
+  TB_ASSIGN_OR_RETURN(const std::vector<Supply> supplies, SuppliesOf(source, target, topology));
+  PlanFigures figures;
+  TB_ASSIGN_OR_RETURN(figures.unique_bytes, UniqueBytes(target));
+  figures.recv_bytes.assign(target.rank_count, 0);
+  figures.local_bytes.assign(target.rank_count, 0);
+  figures.relay_bytes.assign(target.rank_count, 0);
+  figures.send_bytes.assign(source.rank_count, 0);
+  figures.node_in_bytes.assign(topology.nodes.size(), 0);
+  const auto source_node = NodesOf(topology, source.rank_count, &Topology::Node::source);
+  const auto target_node = NodesOf(topology, target.rank_count, &Topology::Node::target);
+  for (const Route& route : plan.routes) {
+    if (route.local) {
+      figures.local_bytes[route.target] += route.bytes;
+      continue;
+    }
+    figures.recv_bytes[route.target] += route.bytes;
+    figures.send_bytes[route.source] += route.bytes;
+    const std::size_t node = target_node[route.target];
+    const bool from_inside = node < topology.nodes.size() && source_node[route.source] == node;
+    if (node < topology.nodes.size() && !from_inside) figures.node_in_bytes[node] += route.bytes;
+  }
+  const std::uint64_t busiest =
+      figures.recv_bytes.empty()
+          ? 0
+          : *std::max_element(figures.recv_bytes.begin(), figures.recv_bytes.end());
+  figures.lower_bound_bytes = std::max(busiest, MinMaxSend(supplies, source.rank_count));
+  figures.class_count = plan.class_count;
+  figures.route_count = plan.routes.size();
+  figures.op_count = plan.ops.size();
+  figures.round_count = plan.round_count;
+  return figures;
+}
+
+}  // namespace tensorbus::planner
