@@ -1,0 +1,27 @@
+#pragma once
+
+#include <span>
+
+namespace CLI {
+class App;
+}
+
+namespace tensorbus::cli {
+
+/// Exit codes of every command.
+inline constexpr int kExitFine = 0;
+inline constexpr int kExitFailed = 1;
+inline constexpr int kExitUsage = 2;
+
+/// Adds one command with its flags to `app`. When it is chosen, it runs during parsing and leaves
+/// its exit code in `*exit_code`, which outlives `app`. Flags are parsed in this function's file
+/// only; the work is done in code that knows no CLI11.
+using RegisterCommand = void(CLI::App& app, int* exit_code);
+
+RegisterCommand RegisterPlan;
+
+/// Every command, in the order in which help lists them. A new one is declared above and added
+/// here.
+std::span<RegisterCommand* const> AllCommands();
+
+}  // namespace tensorbus::cli

@@ -1,0 +1,181 @@
+#include "tensorbus/cli/plan_report.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <fmt/format.h>
+#include <fstream>
+#include <iterator>
+
+namespace tensorbus::cli {
+namespace {
+
+OrderedJson BoxToJson(const Box& box) {
+  OrderedJson json = OrderedJson::array();
+  for (const Range& range : box.ranges()) json.push_back({range.lo, range.hi});
+  return json;
+}
+
+std::uint64_t MaxOf(const std::vector<std::uint64_t>& values) {
+  return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
+}
+
+/// Invalid UTF-8 in names is replaced rather than thrown about.
+std::string Dump(const OrderedJson& json) {
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+}
+
+}  // namespace
+
+std::string HumanBytes(std::uint64_t bytes) {
+  constexpr std::uint64_t kKilo = 1000;
+  if (bytes < kKilo) return fmt::format("{} B", bytes);
+  const char* unit = "kB";
+  double value = static_cast<double>(bytes) / kKilo;
+  for (const char* next : {"MB", "GB", "TB", "PB"}) {
+    if (value < kKilo) break;
+    value /= kKilo;
+    unit = next;
+  }
+  return fmt::format("{:.3f} {}", value, unit);
+}
+
+OrderedJson ToJson(const PlanReport& report) {
+  const planner::PlanFigures& f = report.figures;
+  OrderedJson json;
+  if (!report.scenario.empty()) json["scenario"] = report.scenario;
+  json["source_ranks"] = report.source.rank_count;
+  json["target_ranks"] = report.target.rank_count;
+  json["tensors"] = report.target.tensors.size();
+  json["classes"] = f.class_count;
+  json["routes"] = f.route_count;
+  json["ops"] = f.op_count;
+  json["rounds"] = f.round_count;
+  json["unique_bytes"] = f.unique_bytes;
+  json["recv_bytes"] = f.recv_bytes;
+  json["local_bytes"] = f.local_bytes;
+  json["send_bytes"] = f.send_bytes;
+  json["relay_bytes"] = f.relay_bytes;
+  json["node_in_bytes"] = f.node_in_bytes;
+  json["max_send_bytes"] = std::max(MaxOf(f.send_bytes), MaxOf(f.relay_bytes));
+  json["max_recv_bytes"] = MaxOf(f.recv_bytes);
+  json["lower_bound_bytes"] = f.lower_bound_bytes;
+  json["plan_seconds"] = report.plan_seconds;
+  json["certificate"] = {{"valid", true},
+                         {"bytes", report.certificate.bytes},
+                         {"ops", report.certificate.op_count},
+                         {"seconds", report.certificate_seconds}};
+  json["digest"] = report.plan.digest.ToHex();
+  return json;
+}
+
+OrderedJson ErrorToJson(const Status& status, const planner::PlanFault& fault) {
+  OrderedJson error;
+  error["code"] = CodeName(status.code());
+  error["reason"] = ReasonName(status.reason());
+  error["message"] = status.message();
+  error["tensor"] = fault.tensor.empty() ? OrderedJson() : OrderedJson(fault.tensor);
+  error["rank"] = fault.rank ? OrderedJson(*fault.rank) : OrderedJson();
+  error["box"] = fault.box ? BoxToJson(*fault.box) : OrderedJson();
+  if (fault.near_names.empty()) {
+    error["candidates"] = fault.near_ranks;
+  } else {
+    error["candidates"] = fault.near_names;
+  }
+  return {{"error", std::move(error)}};
+}
+
+OrderedJson ExplainToJson(const PlanReport& report, std::uint32_t tensor) {
+  const TensorSpec& spec = report.target.tensors[tensor].spec;
+  OrderedJson json;
+  json["tensor"] = spec.name;
+  json["dtype"] = DTypeName(spec.dtype);
+  json["shape"] = spec.shape.dims();
+  OrderedJson ops = OrderedJson::array();
+  for (const planner::Route& route : report.plan.routes) {
+    for (const CopyOp& op : std::span(report.plan.ops).subspan(route.first_op, route.op_count)) {
+      if (op.tensor != tensor) continue;
+      ops.push_back({{"target", op.target},
+                     {"source", op.source},
+                     {"local", op.local},
+                     {"schedule_round", op.local ? OrderedJson() : OrderedJson(route.round)},
+                     {"bytes", op.box.volume() * ItemBytes(spec.dtype)},
+                     {"box", BoxToJson(op.box)}});
+    }
+  }
+  json["ops"] = std::move(ops);
+  return json;
+}
+
+void PrintTable(const std::vector<OrderedJson>& reports, std::ostream& out) {
+  const auto number = [](const OrderedJson& json, const char* key) {
+    return json[key].get<std::uint64_t>();
+  };
+  out << fmt::format("{:<44} {:>9} {:>8} {:>9} {:>7} {:>11} {:>11} {:>11} {:>7} {:>9}\n", "plan",
+                     "ranks", "tensors", "ops", "rounds", "max send", "max recv", "bound", "ratio",
+                     "seconds");
+  for (const OrderedJson& report : reports) {
+    const std::uint64_t bound = number(report, "lower_bound_bytes");
+    const std::uint64_t busiest =
+        std::max(number(report, "max_send_bytes"), number(report, "max_recv_bytes"));
+    const double ratio =
+        bound == 0 ? 1.0 : static_cast<double>(busiest) / static_cast<double>(bound);
+    out << fmt::format(
+        "{:<44} {:>9} {:>8} {:>9} {:>7} {:>11} {:>11} {:>11} {:>7.3f} {:>9.3f}\n",
+        report.value("scenario", "(files)"),
+        fmt::format("{}->{}", number(report, "source_ranks"), number(report, "target_ranks")),
+        number(report, "tensors"), number(report, "ops"), number(report, "rounds"),
+        HumanBytes(number(report, "max_send_bytes")), HumanBytes(number(report, "max_recv_bytes")),
+        HumanBytes(bound), ratio,
+        report["plan_seconds"].get<double>() + report["certificate"]["seconds"].get<double>());
+  }
+  if (reports.size() != 1) return;
+  const OrderedJson& report = reports.front();
+  out << fmt::format("unique {}, {} routes, {} classes, certificate proves {}, digest {}\n",
+                     HumanBytes(number(report, "unique_bytes")), number(report, "routes"),
+                     number(report, "classes"),
+                     HumanBytes(report["certificate"]["bytes"].get<std::uint64_t>()),
+                     report["digest"].get<std::string>());
+}
+
+void PrintExplanation(const OrderedJson& explanation, std::ostream& out) {
+  out << fmt::format("tensor '{}' {} {}\n", explanation["tensor"].get<std::string>(),
+                     explanation["dtype"].get<std::string>(), explanation["shape"].dump());
+  for (const OrderedJson& op : explanation["ops"]) {
+    const bool local = op["local"].get<bool>();
+    out << fmt::format(
+        "  target {:>4} <- source {:>4}  {:>11}  {:<10} {}\n", op["target"].get<std::uint32_t>(),
+        op["source"].get<std::uint32_t>(), HumanBytes(op["bytes"].get<std::uint64_t>()),
+        local ? "local" : fmt::format("round {}", op["schedule_round"].get<std::uint32_t>()),
+        op["box"].dump());
+  }
+}
+
+Status WriteOps(const PlanReport& report, const std::string& path) {
+  errno = 0;
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  if (!file) return ErrnoStatus(errno != 0 ? errno : EIO, path);
+  std::vector<std::string> names;
+  for (const JobLayout::Tensor& tensor : report.target.tensors)
+    names.push_back(Dump(tensor.spec.name));
+  constexpr std::size_t kFlushBytes = 1 << 20;
+  std::string text;
+  for (const CopyOp& op : report.plan.ops) {
+    fmt::format_to(std::back_inserter(text),
+                   "{{\"tensor\": {}, \"source\": {}, \"target\": {}, \"box\": [", names[op.tensor],
+                   op.source, op.target);
+    for (int d = 0; d < op.box.rank(); ++d) {
+      fmt::format_to(std::back_inserter(text), "{}[{}, {}]", d == 0 ? "" : ", ", op.box[d].lo,
+                     op.box[d].hi);
+    }
+    text += "]}\n";
+    if (text.size() < kFlushBytes) continue;
+    file << text;
+    text.clear();
+  }
+  file << text;
+  file.flush();
+  if (!file) return ErrnoStatus(errno != 0 ? errno : EIO, path);
+  return {};
+}
+
+}  // namespace tensorbus::cli
