@@ -240,7 +240,7 @@ def test_smollm2_answers_paris(smollm2: Path) -> None:
 
     tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
     prompt = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
-    answer = load_decoder(smollm2).generate(tokenizer.encode(prompt).ids, 10, stop=2)
+    answer = load_decoder(smollm2, torch.float32).generate(tokenizer.encode(prompt).ids, 10, stop=2)
     assert tokenizer.decode(answer) == "The capital of France is Paris."
 
 

@@ -93,7 +93,8 @@ def main(argv: list[str]) -> int:
             tp=options.tp or choose_tp(read_config(model)), replicas=options.replicas, refreshes=options.refreshes,
             steps_per_refresh=options.steps, flip=options.flip, batch=options.batch, sequence=options.sequence,
             learning_rate=options.learning_rate, deadline_s=options.timeout)
-        wanted = Options(settings, report=options.report or cache_folder() / "reports" / "quickstart.html",
+        name = "" if options.model else "seeded" if options.made else "SmolLM2-135M"
+        wanted = Options(settings, model_name=name, report=options.report or cache_folder() / "reports" / "quickstart.html",
                          check_leaks=options.check_leaks)
     except (ValueError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)

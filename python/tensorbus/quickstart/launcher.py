@@ -36,6 +36,7 @@ class Options:
     """What a run is asked to do, beyond its Settings."""
 
     settings: Settings
+    model_name: str = ""
     report: Path | None = None
     check_leaks: bool = False
     keep_folder: bool = False
@@ -162,6 +163,6 @@ def show(result: Result, options: Options) -> None:
     rows = [result.tally.rows[v] for v in sorted(result.tally.rows)]
     print_table(rows)
     if options.report:
-        name = Path(options.settings.model).name
+        name = options.model_name or Path(options.settings.model).name
         write_report(options.report, render_report("Tensorbus: weights from trainer to engine", facts(result, name), rows, result.leaks))
         print(f"report: {options.report}")

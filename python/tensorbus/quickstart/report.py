@@ -16,19 +16,19 @@ _STYLE = """
   :root { --ink: #e6e9ed; --soft: #9aa4af; --line: #343b44; --page: #14181d; --card: #1c2229; --bar: #6aa5e8; --bar2: #5cc3a1;
           --good: #58c789; } }
 body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 980px; margin: 0 auto; padding: 32px 20px 60px; }
+main { max-width: 1180px; margin: 0 auto; padding: 32px 20px 60px; }
 h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 16px; margin: 34px 0 10px; }
 p.sub { color: var(--soft); margin: 0 0 22px; }
-.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(240px, 1fr)); gap: 12px; }
 .fact { background: var(--card); border-radius: 8px; padding: 12px 14px; }
 .fact b { display: block; font-size: 20px; font-variant-numeric: tabular-nums; } .fact span { color: var(--soft); font-size: 13px; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(380px, 1fr)); gap: 20px; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(330px, 1fr)); gap: 20px; }
 svg { width: 100%; height: auto; display: block; } svg text { fill: var(--soft); font-size: 11px; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: 6px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; font-size: 13px; } td.ok { color: var(--good); font-weight: 600; }
-td.digest { font-family: ui-monospace, monospace; font-size: 12px; }
+td.digest { font: 12px ui-monospace, monospace; } td.digest, th.left { text-align: left; }
 """
 
 
@@ -97,7 +97,7 @@ def render_report(title: str, facts: Sequence[tuple[str, str]], rows: Sequence[V
             f'<p class="sub">{time.strftime("%Y-%m-%d %H:%M")}. Every element of every engine rank was compared with an independent '
             f'slicing of the trainer\'s full state after each flip.</p><div class="facts">{cards}</div>'
             f'<h2>Refreshes</h2><div class="charts">{charts}</div><h2>Versions</h2><div class="scroll"><table><thead><tr><th>version</th>'
-            f"<th>loss</th><th>bytes</th><th>seconds</th><th>copying, s</th><th>GB/s</th><th>flip spread, ms</th><th>digest</th>"
+            f"<th>loss</th><th>bytes</th><th>seconds</th><th>copying, s</th><th>GB/s</th><th>flip spread, ms</th><th class=\"left\">digest</th>"
             f"<th>verified</th></tr></thead><tbody>{lines}</tbody></table></div>{leak_text}</main></body></html>\n")
 
 
