@@ -64,6 +64,13 @@ def test_every_version_is_trained_moved_and_verified(model: Path, tmp_path: Path
 
 
 @pytest.mark.slow
+def test_tensor_and_pipeline_parallel_trainer_feeds_two_engines(model: Path) -> None:
+    wanted = options(model, trainer_ranks=4, trainer_tp=2, trainer_pp=2, replicas=2)
+    result = run(wanted, no_services, stand_in)
+    assert all(result.tally.verified(version) for version in (1, 2))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "message"), [
     ("flip_bit", r"rollout/0 rank 1: version 2: 1 buffers differ: model.norm.weight\[3\]"),
     ("skip_view", r"rollout/0 rank [01]: version 1: .*0.self_attn.qkv_proj.weight\[40, 0\]"),
@@ -78,9 +85,9 @@ def test_mistakes_end_the_run_with_the_culprit(model: Path, fault, kind: str, me
 def test_a_rank_that_stands_still_is_named_in_time(model: Path, fault) -> None:
     fault("stall")
     began = time.monotonic()
-    with pytest.raises(RunFailed, match=r"nothing happened for 12 s; version 2 not published by trainer rank 1|version 2"):
-        run(options(model, deadline_s=12.0), no_services, stand_in)
-    assert time.monotonic() - began < 60
+    with pytest.raises(RunFailed, match=r"nothing happened for 15 s; version 2 not published by trainer rank 1"):
+        run(options(model, deadline_s=15.0), no_services, stand_in)
+    assert time.monotonic() - began < 120
 
 
 def test_a_split_that_cannot_be_is_refused_before_anything_starts(model: Path) -> None:

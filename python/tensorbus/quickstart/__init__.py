@@ -6,6 +6,7 @@
 |---|---|
 | `launcher` | starts daemon, agent and both jobs, shows progress, ends them, writes the report |
 | `trainer` | one trainer rank: FSDP2, gloo, bf16, AdamW; publishes after every step |
+| `sliced_trainer`, `megatron_layout` | a trainer rank with Megatron's tensor and pipeline parallel layout |
 | `rollout` | one rollout rank: holds the shard an engine would hold, updates, verifies |
 | `vllm_layout` | which part of which tensor fills which rows of an engine's fused buffers |
 | `verify` | the same shards cut out of the full state by other code, compared element by element |

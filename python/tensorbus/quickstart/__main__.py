@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -31,6 +32,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--refreshes", type=int, default=4, metavar="N", help="versions to move (default: 4)")
     parser.add_argument("--steps", type=int, default=1, metavar="N", help="optimizer steps before each (default: 1)")
     parser.add_argument("--trainer-ranks", type=int, default=2, metavar="N", help="FSDP ranks (default: 2)")
+    parser.add_argument("--trainer", default="fsdp", metavar="KIND",
+                        help="fsdp (real training), or megatron:tp=2,pp=2 (that layout, versions made up) (default: fsdp)")
     parser.add_argument("--tp", type=int, metavar="N", help="engine ranks (default: what the model's heads allow)")
     parser.add_argument("--replicas", type=int, default=1, metavar="N", help="engines (default: 1)")
     parser.add_argument("--flip", choices=["shadow", "in_place"], default="shadow", help="how an engine takes a version (default: shadow)")
@@ -41,6 +44,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--check-leaks", action="store_true", help="fail unless memory, descriptors and threads stay flat")
     parser.add_argument("--timeout", type=float, default=180.0, metavar="S", help="longest wait for anything, seconds (default: 180)")
     options = parser.parse_args(argv)
+    megatron = re.fullmatch(r"megatron:tp=([1-9]\d?),pp=([1-9]\d?)", options.trainer)
+    if not megatron and options.trainer != "fsdp":
+        parser.error(f"--trainer is fsdp or megatron:tp=N,pp=N, not {options.trainer}")
+    options.trainer_tp, options.trainer_pp = (int(megatron[1]), int(megatron[2])) if megatron else (0, 0)
+    if megatron:
+        options.trainer_ranks = options.trainer_tp * options.trainer_pp
     for name in ("refreshes", "steps", "trainer_ranks", "replicas", "batch", "sequence"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1")
@@ -90,6 +99,7 @@ def main(argv: list[str]) -> int:
 
         settings = Settings(
             folder="", model=str(model.resolve()), agent_socket="", trainer_ranks=options.trainer_ranks,
+            trainer_tp=options.trainer_tp, trainer_pp=options.trainer_pp,
             tp=options.tp or choose_tp(read_config(model)), replicas=options.replicas, refreshes=options.refreshes,
             steps_per_refresh=options.steps, flip=options.flip, batch=options.batch, sequence=options.sequence,
             learning_rate=options.learning_rate, deadline_s=options.timeout)

@@ -39,6 +39,26 @@ class Publisher(Protocol):
         """Leaves the channel."""
 
 
+class BufferPublisher(Protocol):
+    """One rank of a trainer whose buffers are described by views."""
+
+    @property
+    def buffers(self) -> Mapping[str, Tensor]:
+        """The trainer's tensors by name, bf16, zero at first."""
+
+    def before_write(self, timeout_s: float) -> None:
+        """Waits until the memory may be written, and says so to the agent."""
+
+    def publish(self, version: int) -> None:
+        """Offers the buffers as they are."""
+
+    def wait_released(self, version: int, timeout_s: float) -> None:
+        """As Publisher's."""
+
+    def close(self) -> None:
+        """Leaves the channel."""
+
+
 class Subscriber(Protocol):
     """One rollout rank's end."""
 
@@ -62,6 +82,13 @@ def open_publisher(settings: Settings, rank: int, module: nn.Module) -> Publishe
     from .bus_client import ClientPublisher
 
     return ClientPublisher(settings, rank, module)
+
+
+def open_buffer_publisher(settings: Settings, rank: int, layout: list[Buffer]) -> BufferPublisher:
+    """Connects to the agent and registers buffers, made by it, with the boxes that their views say."""
+    from .bus_client import ClientBufferPublisher
+
+    return ClientBufferPublisher(settings, rank, layout)
 
 
 def open_subscriber(settings: Settings, replica: int, rank: int, layout: list[Buffer]) -> Subscriber:

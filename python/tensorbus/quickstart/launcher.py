@@ -14,17 +14,21 @@ from tensorbus.models.config import read_config
 
 from .display import Display, print_table
 from .leaks import Usage, find_leaks, shared_memory_files, usage_of
+from .megatron_layout import check_megatron
 from .processes import ProcessFailed, Processes
 from .report import median, render_report, write_report
 from .settings import Settings
 from .tally import Tally
 from .vllm_layout import check_tensor_parallel
 
+# Importing PyTorch in eight processes on two busy cores takes its time.
+START_DEADLINE_S = 120.0
+
 StartServices = Callable[[Processes, Path], str]
 """Starts daemon and agent with their files in a folder; answers the agent's socket path once it listens."""
 
 JobCommand = Callable[[str], list[str]]
-"""The command line of a rank of the job "trainer" or "rollout", without its arguments."""
+"""The command line of a rank of the job "trainer", "sliced_trainer" or "rollout", without its arguments."""
 
 
 class RunFailed(Exception):
@@ -59,7 +63,10 @@ def job_command(job: str) -> list[str]:
 
 def run(options: Options, start_services: StartServices, command: JobCommand = job_command) -> Result:
     """One whole run, everything ended and removed at its end. RunFailed says what went wrong."""
-    check_tensor_parallel(read_config(Path(options.settings.model)), options.settings.tp)
+    config = read_config(Path(options.settings.model))
+    check_tensor_parallel(config, options.settings.tp)
+    if options.settings.trainer_tp:
+        check_megatron(config, options.settings.trainer_tp, options.settings.trainer_pp)
     before = shared_memory_files()
     folder = Path(tempfile.mkdtemp(prefix="tensorbus-quickstart-"))
     failed = True
@@ -113,7 +120,7 @@ def _run_in(folder: Path, options: Options, start_services: StartServices, comma
 def _start_jobs(processes: Processes, settings: Settings, file: Path, command: JobCommand) -> None:
     threads = {"OMP_NUM_THREADS": str(settings.threads), "MALLOC_ARENA_MAX": "2"}
     for rank in range(settings.trainer_ranks):
-        processes.start(f"trainer-{rank}", [*command("trainer"), "--settings", str(file), "--rank", str(rank)], events=True, env=threads)
+        processes.start(f"trainer-{rank}", [*command(settings.trainer_module), "--settings", str(file), "--rank", str(rank)], events=True, env=threads)
     for replica in range(settings.replicas):
         for rank in range(settings.tp):
             processes.start(f"rollout/{replica}-{rank}", [*command("rollout"), "--settings", str(file), "--replica", str(replica),
@@ -133,8 +140,10 @@ def _watch(processes: Processes, settings: Settings, tally: Tally, display: Disp
         if tally.verified_count > counted:
             counted = tally.verified_count
             sample()
-        if time.monotonic() - heard > settings.deadline_s:
-            raise RunFailed(f"nothing happened for {settings.deadline_s:.0f} s; {tally.missing()}")
+        starting = len(tally.registered) < len(tally.everybody)
+        patience_s = max(settings.deadline_s, START_DEADLINE_S) if starting else settings.deadline_s
+        if time.monotonic() - heard > patience_s:
+            raise RunFailed(f"nothing happened for {patience_s:.0f} s; {tally.missing()}")
 
 
 def _sample(services: list, usage: dict[str, list[Usage]]) -> None:

@@ -41,6 +41,7 @@ def start_services(processes: Processes, folder: Path) -> str:
     daemon_socket, agent_socket = folder / "daemon.sock", folder / "agent.sock"
     processes.start("tensorbusd", [find_program("tensorbusd"), "--listen", f"unix:{daemon_socket}"])
     wait_for_socket(processes, daemon_socket, "tensorbusd")
-    processes.start("tensorbus-agent", [find_program("tensorbus-agent"), "--daemon", f"unix:{daemon_socket}", "--socket", str(agent_socket)])
+    processes.start("tensorbus-agent", [find_program("tensorbus-agent"), "--daemon", f"unix:{daemon_socket}", "--socket", str(agent_socket),
+                                          "--data-listen", "off"])
     wait_for_socket(processes, agent_socket, "tensorbus-agent")
     return str(agent_socket)

@@ -16,6 +16,9 @@ class Settings:
     model: str
     agent_socket: str
     trainer_ranks: int = 2
+    # Both 0 for FSDP; otherwise the Megatron-like trainer of tp * pp ranks.
+    trainer_tp: int = 0
+    trainer_pp: int = 0
     tp: int = 3
     replicas: int = 1
     refreshes: int = 4
@@ -28,6 +31,11 @@ class Settings:
     seed: int = 0
     threads: int = 1
     deadline_s: float = 180.0
+
+    @property
+    def trainer_module(self) -> str:
+        """Which job the trainer's ranks run."""
+        return "sliced_trainer" if self.trainer_tp else "trainer"
 
     def reference(self, version: int) -> Path:
         """Where trainer rank 0 leaves the full state of a version, for the verification."""

@@ -1,0 +1,85 @@
+"""One rank of a trainer job with Megatron's layout: tensor parallel times pipeline parallel, fused buffers.
+
+It does not train: each version is the model with noise of the version's own, which every rank can compute for itself. What is real is the
+layout and the publishing; for real training see `trainer`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tensorbus.models.config import read_config
+from tensorbus.models.weights import load_decoder
+
+from .bus import BufferPublisher, open_buffer_publisher
+from .events import Emitter
+from .leaks import own_usage
+from .megatron_layout import fill_buffers, megatron_layout
+from .processes import end_with_parent
+from .settings import Settings
+from .trainer import write_reference
+from .vllm_layout import Buffer
+
+BufferPublisherOf = Callable[[Settings, int, list[Buffer]], BufferPublisher]
+
+
+def noisy(name: str, weight: Tensor, version: int) -> Tensor:
+    """The weight at a version: one to two per cent off, by name and version alone. Same shape and dtype."""
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{name}@{version}".encode()))
+    return (weight.float() * (1 + 0.01 * torch.randn(weight.shape, generator=generator))).to(weight.dtype)
+
+
+def publish_versions(settings: Settings, rank: int, emit: Emitter, publisher_of: BufferPublisherOf) -> None:
+    """Publishes `settings.refreshes` versions, each after the one before is released."""
+    began = time.monotonic()
+    layout = megatron_layout(read_config(Path(settings.model)), settings.trainer_tp, settings.trainer_pp, rank)
+    base = dict(load_decoder(Path(settings.model)).state_dict())
+    held = {view.tensor for buffer in layout for view in buffer.views}
+    publisher = publisher_of(settings, rank, layout)
+    try:
+        emit("registered", seconds=time.monotonic() - began)
+        for version in range(1, settings.refreshes + 1):
+            step_began = time.monotonic()
+            state = {name: noisy(name, weight, version) for name, weight in base.items() if rank == 0 or name in held}
+            if rank == 0:
+                write_reference(state, settings.reference(version))
+            publisher.before_write(settings.deadline_s)
+            fill_buffers(layout, dict(publisher.buffers), state.__getitem__)
+            del state
+            emit("step", version=version, loss=0.0, seconds=time.monotonic() - step_began)
+            asked = time.monotonic()
+            publisher.publish(version)
+            emit("published", at=asked, version=version, seconds=time.monotonic() - asked)
+            publisher.wait_released(version, settings.deadline_s)
+            emit("released", version=version, blocked_seconds=time.monotonic() - asked, usage=own_usage())
+            if rank == 0:
+                settings.reference(version - 1).unlink(missing_ok=True)
+    finally:
+        publisher.close()
+
+
+def main(argv: list[str], publisher_of: BufferPublisherOf = open_buffer_publisher) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tensorbus.quickstart.sliced_trainer", description=__doc__)
+    parser.add_argument("--settings", type=Path, required=True)
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--events-fd", type=int)
+    options = parser.parse_args(argv)
+    end_with_parent()
+    settings = Settings.read(options.settings)
+    emit = Emitter(options.events_fd, "trainer", options.rank)
+    torch.set_num_threads(settings.threads)
+    publish_versions(settings, options.rank, emit, publisher_of)
+    emit("done")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
