@@ -41,17 +41,24 @@ constexpr int kBacklog = 128;
 constexpr int kAcceptRetryMs = 100;
 
 Result<UniqueFd> TakeLock(const std::string& path) {
-  UniqueFd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
-  if (!lock.valid()) return ErrnoStatus(errno, "opening " + path);
-  if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) return ErrnoStatus(errno, "locking " + path);
-    return Status(
-        Code::kAlreadyExists,
-        fmt::format("another tensorbusd holds {}; stop it first (`tensorbusctl down`), or "
-                    "listen elsewhere",
-                    path));
+  for (;;) {
+    UniqueFd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600));
+    if (!lock.valid()) return ErrnoStatus(errno, "opening " + path);
+    if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+      if (errno != EWOULDBLOCK) return ErrnoStatus(errno, "locking " + path);
+      return Status(Code::kAlreadyExists,
+                    fmt::format("another tensorbusd holds {}; stop it first (`tensorbusctl down`), "
+                                "or listen elsewhere",
+                                path));
+    }
+    // Its last holder may have removed it after we opened it: then this lock locks nothing.
+    struct stat ours = {};
+    struct stat there = {};
+    if (::fstat(lock.get(), &ours) == 0 && ::stat(path.c_str(), &there) == 0 &&
+        ours.st_ino == there.st_ino) {
+      return lock;
+    }
   }
-  return lock;
 }
 
 Result<UniqueFd> Bind(const std::string& path, bool for_others) {

@@ -1,0 +1,231 @@
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "proto/tensorbus.pb.h"
+#include "tensorbus/base/executor.h"
+#include "tensorbus/daemon/daemon_metrics.h"
+#include "tensorbus/daemon/model.h"
+#include "tensorbus/daemon/session.h"
+#include "tensorbus/rpc/agent_port.h"
+
+namespace tensorbus::daemon {
+
+/// How the daemon behaves; the defaults are those of production.
+struct CoreOptions {
+  std::string name = "tensorbusd";
+  Nanos heartbeat = std::chrono::seconds(1);
+  /// An agent that said nothing for this long is lost.
+  Nanos agent_silence = std::chrono::seconds(10);
+  /// Between a stream's opening and its Hello.
+  Nanos hello_timeout = std::chrono::seconds(5);
+  /// For requests that give no timeout of their own.
+  Nanos default_timeout = std::chrono::seconds(60);
+  /// How long agents have to answer questions of tensorbusctl.
+  Nanos query_timeout = std::chrono::seconds(4);
+  /// Sessions are numbered from here on: different in every life of the daemon, so that what is
+  /// left of an old session is never taken for a new one.
+  std::uint64_t first_session = 1;
+  std::string data_token = {};
+};
+
+/// The daemon's one state machine: who is there, which versions exist, which sessions run.
+///
+/// Everything comes in as calls on its executor and goes out as messages to agents or as one answer
+/// per question. After each change of a channel Reconcile() takes every step that has become
+/// possible: sessions open, memory is given back, snapshots are dropped.
+///
+/// Threads: confined to the executor. Timers and queued tasks refer to it: it must outlive the
+/// executor's running.
+class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
+ public:
+  Core(CoreOptions options, Executor& executor, DaemonMetrics& metrics);
+  Core(const Core&) = delete;
+  Core& operator=(const Core&) = delete;
+  ~Core() override;
+
+  // rpc::ControlHandler
+  void OnAttach(rpc::PortId port, std::shared_ptr<rpc::AgentPort> agent,
+                const std::string& peer) override;
+  void OnMessage(rpc::PortId port, const proto::AgentMessage& message) override;
+  void OnDetach(rpc::PortId port, const Status& why) override;
+  void OnGetLayout(const Hash128& hash, OnLayout done) override;
+
+  // rpc::AdminHandler
+  void GetStatus(const proto::StatusRequest& request, Done<proto::StatusReply> done) override;
+  void GetVersions(const proto::VersionsRequest& request, Done<proto::VersionsReply> done) override;
+  void Rollback(const proto::RollbackRequest& request, Done<proto::RollbackReply> done) override;
+  void Explain(const proto::ExplainRequest& request, Done<proto::ExplainReply> done) override;
+  void WhoIsMissing(const proto::WhoIsMissingRequest& request,
+                    Done<proto::WhoIsMissingReply> done) override;
+  void Verify(const proto::VerifyRequest& request, Done<proto::VerifyReply> done) override;
+  void Trace(const proto::TraceRequest& request, Done<proto::TraceReply> done) override;
+
+  /// Numbers of what is alive, for tests that look for leaks.
+  struct Counts {
+    std::size_t agents = 0;
+    std::size_t ranks = 0;
+    std::size_t sessions = 0;
+    std::size_t queries = 0;
+    std::size_t kept_versions = 0;
+  };
+  Counts counts() const;
+
+ private:
+  struct Port {
+    std::shared_ptr<rpc::AgentPort> port;
+    std::string peer;
+    std::string agent;  ///< "" before Hello
+    TimePoint last_heard;
+  };
+  struct Agent {
+    std::string name;
+    std::string host;
+    std::uint32_t pid = 0;
+    std::vector<std::string> endpoints;
+    rpc::PortId port;
+    std::set<RankKey> ranks;
+  };
+  struct RunningSession {
+    Session session;
+    Executor::TimerId timer = 0;
+    TimePoint phase_since;
+    std::uint64_t realtime_begin_ns = 0;
+  };
+  struct PendingQuery {
+    std::string agent;
+    std::function<void(Result<proto::Answer>)> done;
+    Executor::TimerId timer = 0;
+  };
+
+  // core_agents.cc: streams, Hello, silence, dispatch, questions to agents.
+  void CheckSilence();
+  void Greet(rpc::PortId id, const proto::Hello& hello);
+  void Dispatch(Agent& agent, const proto::AgentMessage& message);
+  void DropPort(rpc::PortId id, const Status& why);
+  void AgentGone(const std::string& name, const Status& why);
+  void SendTo(const std::string& agent, proto::DaemonMessage message);
+  void Ask(const std::string& agent, proto::Query query,
+           std::function<void(Result<proto::Answer>)> done);
+  void OnAnswer(const Agent& agent, const proto::Answer& answer);
+  void UpdateGauges();
+
+  // core_ranks.cc: registrations, generations of a producer, leaving.
+  void OnRegister(Agent& agent, const proto::RegisterRank& message);
+  Status Register(Agent& agent, const RankIdentity& identity, const proto::RegisterRank& message);
+  Status RegisterProducer(Agent& agent, Channel& channel, RankState rank,
+                          const proto::RegisterRank& message);
+  Status RegisterConsumer(Agent& agent, Channel& channel, RankState rank,
+                          const proto::RegisterRank& message);
+  void BeginGeneration(Channel& channel, const RankIdentity& identity, const std::string& why);
+  void ManifestKnown(Channel& channel);
+  void CheckReplica(Channel& channel, Replica& replica);
+  void OnLeave(Agent& agent, const proto::LeaveRank& message);
+  void RankGone(const RankKey& key, const Status& why);
+  void ProducerRankGone(Channel& channel, std::uint32_t rank, const Status& why);
+  RankState* FindRank(const RankKey& key);
+  /// The rank if it is registered through this agent; null otherwise.
+  RankState* FindOwn(const Agent& agent, const RankIdentity& identity);
+  std::shared_ptr<const LayoutEntry> Share(std::shared_ptr<const LayoutEntry> entry);
+
+  // core_versions.cc: publishing, giving memory back, keeping snapshots.
+  void OnPublish(Agent& agent, const proto::Publish& message);
+  Status Publish(Agent& agent, const RankIdentity& identity, const proto::Publish& message);
+  void OnRequestRelease(Agent& agent, const proto::RequestRelease& message);
+  void ReleaseTimedOut(const std::string& channel, Version version, std::uint32_t rank);
+  void TryRelease(Channel& channel, VersionState& version, std::vector<Version>& gone);
+  void AnswerRelease(Channel& channel, std::uint32_t rank, Version version, const Status& status);
+  /// The version is over: whoever waits for its memory gets it.
+  void Retire(Channel& channel, Version version);
+  void DropSnapshots(Channel& channel);
+  std::size_t SessionsReading(const Channel& channel, Version version) const;
+
+  // core_requests.cc: wishes of replicas, opening sessions.
+  void OnRequestVersion(Agent& agent, const proto::RequestVersion& message);
+  Status AcceptRequest(Agent& agent, const RankIdentity& identity,
+                       const proto::RequestVersion& message);
+  void OnCancelRequest(Agent& agent, const proto::CancelRequest& message);
+  void RequestTimedOut(const RankKey& key, std::uint64_t request);
+  void EndRequest(RankState& rank, const Status& status, Version live);
+  void EndRequests(Replica& replica, const Status& status, Version live);
+  void TryOpen(Channel& channel, Replica& replica);
+  void OpenSession(Channel& channel, Replica& replica, const VersionState& version);
+  std::vector<Session::Participant> ParticipantsOf(const Channel& channel,
+                                                   const Replica& replica) const;
+  void Reconcile(Channel& channel);
+  void ReconcileLater(const std::string& channel);
+
+  // core_sessions.cc: a session's way.
+  void OnSessionMessage(Agent& agent, const proto::AgentMessage& message);
+  Result<Session::Step> Feed(Session& session, const std::string& agent,
+                             const proto::AgentMessage& message);
+  void TakeStep(RunningSession& running, Session::Step step);
+  void EndPhase(RunningSession& running, const char* name, Histogram* seconds);
+  void SendToParticipants(const Session& session, const proto::DaemonMessage& message,
+                          bool sources_only, bool targets_only);
+  void FinishSession(SessionId id);
+  void AbortSession(SessionId id, Status why, const std::vector<std::uint32_t>& dirty = {});
+  void SessionTimedOut(SessionId id);
+  void CloseSession(SessionId id, const Status& status);
+  void AbortSessionsOf(const RankKey& key, const Status& why);
+  Hash128 PlanKey(const Session::Config& config) const;
+  void AddTrace(const Session& session, const char* name, std::uint64_t begin_ns);
+
+  // core_missing.cc: who is waited for.
+  struct Missing {
+    std::string what;
+    std::string who;
+    std::string why;
+    std::string remedy;
+    TimePoint since;
+  };
+  std::vector<Missing> MissingOf(const Channel& channel, const Replica& replica) const;
+  std::vector<Missing> MissingOf(const Channel& channel, const VersionState& version) const;
+
+  // core_admin.cc, core_digests.cc: answers to tensorbusctl, proofs by digest.
+  Result<Channel*> FindChannel(const std::string& name);
+  void AddRoutes(const Channel& channel, const Replica& replica, const TensorSpec& tensor,
+                 proto::ExplainReply& reply) const;
+  void OnClaim(Agent& agent, const proto::ClaimVersion& message);
+
+  const CoreOptions options_;
+  Executor& executor_;
+  DaemonMetrics& metrics_;
+  const TimePoint started_;
+
+  std::map<rpc::PortId, Port> ports_;
+  std::map<std::string, Agent> agents_;
+  std::map<std::string, Channel> channels_;
+  std::set<std::string> reconcile_;  ///< channels that changed in this task
+  bool reconciling_ = false;
+  bool silence_timer_ = false;
+
+  std::map<SessionId, RunningSession> sessions_;
+  std::deque<proto::SessionStatus> ended_;
+  std::uint64_t next_session_;
+  std::map<Hash128, Hash128> known_plans_;
+  std::map<Hash128, std::weak_ptr<const LayoutEntry>> layouts_;
+
+  std::map<std::uint64_t, PendingQuery> queries_;
+  std::uint64_t next_query_ = 1;
+  std::deque<proto::TraceEvent> trace_;
+};
+
+/// A timeout as messages carry it: 0 means `otherwise`; at most a day.
+Nanos TimeoutOf(std::uint64_t timeout_ms, Nanos otherwise);
+
+/// Wraps one body into a message: Wrap(&proto::DaemonMessage::mutable_go, go).
+template <typename Body>
+proto::DaemonMessage Wrap(Body* (proto::DaemonMessage::*mutable_body)(), Body body) {
+  proto::DaemonMessage message;
+  *(message.*mutable_body)() = std::move(body);
+  return message;
+}
+
+}  // namespace tensorbus::daemon

@@ -1,0 +1,276 @@
+#include <algorithm>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tensorbus/base/log.h"
+#include "tensorbus/daemon/core.h"
+#include "tensorbus/daemon/coverage.h"
+#include "tensorbus/daemon/version_policy.h"
+#include "tensorbus/rpc/convert.h"
+#include "tensorbus/rpc/status_map.h"
+
+namespace tensorbus::daemon {
+
+namespace {
+
+proto::RankStatus StatusOf(const RankState& rank) {
+  proto::RankStatus out;
+  out.set_rank(rank.identity.rank);
+  out.set_agent(rank.agent);
+  out.set_pid(rank.pid);
+  out.set_memory_mode(std::string(MemoryModeName(rank.mode)));
+  out.set_bytes(rank.bytes);
+  out.set_waiting(rank.request.has_value());
+  out.set_dirty(rank.dirty);
+  return out;
+}
+
+std::string_view StateOf(const Replica& replica) {
+  if (replica.session.value != 0) return "syncing";
+  if (replica.dirty()) return "dirty";
+  if (!replica.complete()) return "incomplete";
+  const bool all = std::all_of(replica.ranks.begin(), replica.ranks.end(),
+                               [](const auto& entry) { return entry.second.request.has_value(); });
+  return all ? "waiting" : "idle";
+}
+
+proto::ReplicaStatus StatusOf(const Replica& replica) {
+  proto::ReplicaStatus out;
+  out.set_job(replica.job);
+  out.set_replica(replica.replica);
+  out.set_rank_count(replica.rank_count);
+  for (const auto& [number, rank] : replica.ranks) *out.add_ranks() = StatusOf(rank);
+  out.set_live_version(replica.live().value);
+  out.set_state(std::string(StateOf(replica)));
+  if (!replica.ranks.empty()) {
+    out.set_flip(std::string(FlipName(replica.ranks.begin()->second.flip)));
+    out.set_proof(std::string(ProofName(replica.ranks.begin()->second.proof)));
+  }
+  return out;
+}
+
+proto::ChannelStatus StatusOf(const Channel& channel) {
+  proto::ChannelStatus out;
+  out.set_channel(channel.name);
+  out.set_epoch(channel.epoch.value);
+  out.set_producer_job(channel.producer.job);
+  out.set_producer_rank_count(channel.producer.rank_count);
+  for (const auto& [number, rank] : channel.producer.ranks) {
+    *out.add_producer_ranks() = StatusOf(rank);
+  }
+  out.set_latest_version(channel.newest.value);
+  if (channel.producer.complete()) {
+    out.set_tensor_count(channel.producer.layout->layout.tensors.size());
+    out.set_bytes(channel.producer.layout->bytes);
+  }
+  for (const auto& [key, replica] : channel.replicas) *out.add_replicas() = StatusOf(replica);
+  return out;
+}
+
+std::string_view StateOf(const Channel& channel, const VersionState& version) {
+  if (!version.readable) return "publishing";
+  const bool newest =
+      std::none_of(channel.versions.upper_bound(version.version), channel.versions.end(),
+                   [](const auto& entry) { return entry.second.readable; });
+  return newest && !version.closing ? "readable" : "retained";
+}
+
+/// Boxes of one tensor on every rank of a layout.
+template <typename Add>
+void EachHolder(const LayoutEntry& entry, const std::string& tensor, Add add) {
+  for (const JobLayout::Tensor& candidate : entry.layout.tensors) {
+    if (candidate.spec.name != tensor) continue;
+    for (const RankBoxes& rank : entry.layout.HoldingOf(candidate).ranks) add(rank);
+    return;
+  }
+}
+
+}  // namespace
+
+Result<Channel*> Core::FindChannel(const std::string& name) {
+  if (!name.empty()) {
+    const auto found = channels_.find(name);
+    if (found != channels_.end()) return &found->second;
+  } else if (channels_.size() == 1) {
+    return &channels_.begin()->second;
+  }
+  std::vector<std::string_view> names;
+  for (const auto& [known, channel] : channels_) names.emplace_back(known);
+  if (names.empty()) {
+    return Status(Code::kNotFound, "no job has registered yet: there is no channel");
+  }
+  if (name.empty()) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("there are several channels; choose one with --channel: {}",
+                              fmt::join(names, ", ")));
+  }
+  return Status(Code::kNotFound,
+                fmt::format("there is no channel {}; there are: {}", name, fmt::join(names, ", ")));
+}
+
+void Core::GetStatus(const proto::StatusRequest&, Done<proto::StatusReply> done) {
+  proto::StatusReply reply;
+  const TimePoint now = executor_.Now();
+  reply.set_daemon(options_.name);
+  reply.set_uptime_seconds(Seconds(now - started_));
+  for (const auto& [name, agent] : agents_) {
+    proto::AgentStatus& out = *reply.add_agents();
+    out.set_agent(name);
+    out.set_host(agent.host);
+    out.set_pid(agent.pid);
+    for (const std::string& endpoint : agent.endpoints) out.add_endpoints(endpoint);
+    out.set_rank_count(static_cast<std::uint32_t>(agent.ranks.size()));
+  }
+  for (const auto& [name, channel] : channels_) *reply.add_channels() = StatusOf(channel);
+  for (const auto& [id, running] : sessions_) {
+    const Session::Config& config = running.session.config();
+    proto::SessionStatus& out = *reply.add_sessions();
+    out.set_session(id.value);
+    out.set_channel(config.channel);
+    out.set_target_job(config.target_job);
+    out.set_replica(config.replica);
+    out.set_version(config.version.value);
+    out.set_state(std::string(StateName(running.session.state())));
+    out.set_seconds(Seconds(now - config.started));
+    out.set_bytes(running.session.bytes());
+  }
+  for (const proto::SessionStatus& ended : ended_) *reply.add_sessions() = ended;
+  done(std::move(reply));
+}
+
+void Core::GetVersions(const proto::VersionsRequest& request, Done<proto::VersionsReply> done) {
+  proto::VersionsReply reply;
+  const TimePoint now = executor_.Now();
+  if (!request.channel().empty() && !channels_.contains(request.channel())) {
+    return done(FindChannel(request.channel()).status());
+  }
+  for (const auto& [name, channel] : channels_) {
+    if (!request.channel().empty() && request.channel() != name) continue;
+    const auto add = [&](Version version, std::string_view state, bool snapshot,
+                         std::size_t published, TimePoint since) {
+      proto::VersionStatus& out = *reply.add_versions();
+      out.set_channel(name);
+      out.set_version(version.value);
+      out.set_state(std::string(state));
+      out.set_snapshot(snapshot);
+      out.set_published_ranks(static_cast<std::uint32_t>(published));
+      out.set_rank_count(channel.producer.rank_count);
+      out.set_age_seconds(Seconds(now - since));
+      for (const auto& [key, replica] : channel.replicas) {
+        if (replica.live() == version && !replica.dirty()) {
+          out.add_live_at(fmt::format("{} replica {}", replica.job, replica.replica));
+        }
+      }
+    };
+    for (const ReleasedVersion& version : channel.released) {
+      if (channel.versions.contains(version.version)) continue;
+      add(version.version, "released", version.snapshot, version.published_ranks, version.since);
+    }
+    for (const auto& [number, version] : channel.versions) {
+      add(number, StateOf(channel, version), version.snapshot(), version.published.size(),
+          version.since);
+    }
+  }
+  done(std::move(reply));
+}
+
+void Core::Rollback(const proto::RollbackRequest& request, Done<proto::RollbackReply> done) {
+  const Result<Channel*> found = FindChannel(request.channel());
+  if (!found.ok()) return done(found.status());
+  Channel& channel = **found;
+  const Version to{request.version()};
+  const auto version = channel.versions.find(to);
+  if (version == channel.versions.end() || !version->second.readable || version->second.closing) {
+    return done(
+        Status(Code::kNotFound,
+               fmt::format("version {} of channel {} is not kept; kept: {} (publish with the "
+                           "policy snapshot and keep_last to keep more)",
+                           to.value, channel.name, KeptVersions(channel))));
+  }
+  channel.rollback = to;
+  Log(LogLevel::kInfo, "rollback", {{"channel", channel.name}, {"version", to.value}});
+  ReconcileLater(channel.name);
+  proto::RollbackReply reply;
+  std::uint32_t count = 0;
+  for (const auto& [key, replica] : channel.replicas) {
+    count += replica.complete() && (replica.live() != to || replica.dirty()) ? 1 : 0;
+  }
+  reply.set_replica_count(count);
+  done(std::move(reply));
+}
+
+void Core::Explain(const proto::ExplainRequest& request, Done<proto::ExplainReply> done) {
+  const Result<Channel*> found = FindChannel(request.channel());
+  if (!found.ok()) return done(found.status());
+  const Channel& channel = **found;
+  if (!channel.producer.complete()) {
+    return done(Status(Code::kFailedPrecondition,
+                       fmt::format("channel {} has no complete producer yet", channel.name),
+                       Reason::kMissingRank));
+  }
+  const JobLayout& manifest = channel.producer.layout->layout;
+  const auto tensor =
+      std::find_if(manifest.tensors.begin(), manifest.tensors.end(),
+                   [&](const auto& candidate) { return candidate.spec.name == request.tensor(); });
+  if (tensor == manifest.tensors.end()) {
+    const auto near = NearestNames(manifest, request.tensor(), 5);
+    return done(
+        Status(Code::kNotFound,
+               fmt::format("channel {} has no tensor \"{}\"{}{}", channel.name, request.tensor(),
+                           near.empty() ? "" : "; nearest names: ", fmt::join(near, ", ")),
+               Reason::kUnknownTensor));
+  }
+  proto::ExplainReply reply;
+  reply.set_dtype(std::string(DTypeName(tensor->spec.dtype)));
+  for (const std::uint64_t size : tensor->spec.shape.dims()) reply.add_shape(size);
+  const auto add = [&](const std::string& job, std::uint32_t replica, const RankBoxes& rank) {
+    proto::HolderStatus& out = *reply.add_holders();
+    out.set_job(job);
+    out.set_replica(replica);
+    out.set_rank(rank.rank);
+    for (const Box& box : rank.boxes) *out.add_boxes() = rpc::ToProto(box);
+  };
+  EachHolder(*channel.producer.layout, request.tensor(),
+             [&](const RankBoxes& rank) { add(channel.producer.job, 0, rank); });
+  for (const auto& [key, replica] : channel.replicas) {
+    if (!replica.complete()) continue;
+    EachHolder(*replica.layout, request.tensor(),
+               [&](const RankBoxes& rank) { add(replica.job, replica.replica, rank); });
+    AddRoutes(channel, replica, tensor->spec, reply);
+  }
+  done(std::move(reply));
+}
+
+void Core::Trace(const proto::TraceRequest&, Done<proto::TraceReply> done) {
+  struct Gather {
+    proto::TraceReply reply;
+    Status first_fault;
+    std::size_t open = 0;
+    Done<proto::TraceReply> done;
+  };
+  auto gather = std::make_shared<Gather>();
+  gather->done = std::move(done);
+  for (const proto::TraceEvent& event : trace_) *gather->reply.add_events() = event;
+  gather->open = agents_.size();
+  if (gather->open == 0) return gather->done(std::move(gather->reply));
+  for (const auto& [name, agent] : agents_) {
+    proto::Query query;
+    query.mutable_trace();
+    Ask(name, std::move(query), [gather](Result<proto::Answer> answer) {
+      if (answer.ok()) {
+        for (const proto::TraceEvent& event : answer->events()) {
+          *gather->reply.add_events() = event;
+        }
+      } else if (gather->first_fault.ok()) {
+        gather->first_fault = answer.status();
+      }
+      if (--gather->open > 0) return;
+      if (!gather->first_fault.ok()) {
+        *gather->reply.mutable_error() = rpc::ToProto(gather->first_fault);
+      }
+      gather->done(std::move(gather->reply));
+    });
+  }
+}
+
+}  // namespace tensorbus::daemon

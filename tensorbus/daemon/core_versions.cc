@@ -1,0 +1,239 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "tensorbus/base/log.h"
+#include "tensorbus/daemon/core.h"
+#include "tensorbus/daemon/version_policy.h"
+#include "tensorbus/rpc/convert.h"
+#include "tensorbus/rpc/status_map.h"
+
+namespace tensorbus::daemon {
+
+namespace {
+
+constexpr Nanos kLongestTimeout = std::chrono::hours(24);
+
+}  // namespace
+
+Nanos TimeoutOf(std::uint64_t timeout_ms, Nanos otherwise) {
+  if (timeout_ms == 0) return otherwise;
+  const auto bound = std::chrono::duration_cast<std::chrono::milliseconds>(kLongestTimeout);
+  if (timeout_ms > static_cast<std::uint64_t>(bound.count())) return kLongestTimeout;
+  return std::chrono::milliseconds(timeout_ms);
+}
+
+void Core::OnPublish(Agent& agent, const proto::Publish& message) {
+  proto::PublishAccepted reply;
+  reply.set_request(message.request());
+  const Result<RankIdentity> identity = rpc::FromProto(message.rank());
+  const Status status = identity.ok() ? Publish(agent, *identity, message) : identity.status();
+  if (status.ok()) {
+    metrics_.publishes_accepted.Increment();
+  } else {
+    metrics_.publishes_refused.Increment();
+    Log(LogLevel::kWarn, "publish_refused", {{"agent", agent.name}, {"status", status}});
+    *reply.mutable_error() = rpc::ToProto(status);
+  }
+  SendTo(agent.name, Wrap(&proto::DaemonMessage::mutable_publish_accepted, std::move(reply)));
+  if (status.ok() && message.policy() == static_cast<std::uint32_t>(SlowConsumer::kSnapshot)) {
+    AnswerRelease(channels_.at(identity->channel), identity->rank, Version{message.version()}, {});
+  }
+}
+
+Status Core::Publish(Agent& agent, const RankIdentity& identity, const proto::Publish& message) {
+  RankState* rank = FindOwn(agent, identity);
+  if (rank == nullptr || identity.role != Role::kProducer) {
+    return {Code::kFailedPrecondition,
+            fmt::format("{} is not registered as a producer of the channel's current epoch; "
+                        "register it again with the whole job",
+                        identity.ToString()),
+            Reason::kStaleVersion};
+  }
+  if (message.policy() < 1 || message.policy() > 3 || message.keep_last() > kMaxKeptVersions / 2) {
+    return {Code::kInvalidArgument,
+            fmt::format("{} published with an unknown policy, or keep_last above {}",
+                        identity.ToString(), kMaxKeptVersions / 2),
+            Reason::kMalformed};
+  }
+  VersionState wish;
+  wish.version = Version{message.version()};
+  wish.policy = static_cast<SlowConsumer>(message.policy());
+  wish.min_replicas = message.min_replicas();
+  wish.keep_last = message.keep_last();
+  wish.since = executor_.Now();
+  if (wish.snapshot() && !message.snapshot_made()) {
+    return {Code::kFailedPrecondition,
+            fmt::format("{} asked for a snapshot of version {} but its agent made none",
+                        identity.ToString(), message.version())};
+  }
+  Channel& channel = channels_.at(identity.channel);
+  const auto previous = channel.versions.find(rank->published);
+  const bool previous_is_read = previous != channel.versions.end() &&
+                                !previous->second.snapshot() &&
+                                SessionsReading(channel, rank->published) > 0;
+  TB_RETURN_IF_ERROR(CheckPublish(channel, *rank, wish, previous_is_read));
+
+  // The rank's memory holds the new version now: what it held before can be served no longer, and
+  // what it never published never becomes readable.
+  std::vector<Version> over;
+  for (const auto& [number, version] : channel.versions) {
+    if (number >= wish.version) break;
+    const bool had = version.published.contains(identity.rank);
+    if (had ? !version.snapshot() : !version.readable) over.push_back(number);
+  }
+  for (const Version number : over) Retire(channel, number);
+
+  VersionState& version = channel.versions.try_emplace(wish.version, wish).first->second;
+  version.published.insert(identity.rank);
+  rank->published = wish.version;
+  rank->republish = {};
+  channel.newest = std::max(channel.newest, wish.version);
+  if (version.published.size() == channel.producer.rank_count && channel.producer.complete()) {
+    version.readable = true;
+    if (channel.rollback < wish.version) channel.rollback = {};
+    Log(LogLevel::kInfo, "version_readable",
+        {{"channel", channel.name}, {"version", wish.version.value}});
+  }
+  ReconcileLater(channel.name);
+  return {};
+}
+
+void Core::OnRequestRelease(Agent& agent, const proto::RequestRelease& message) {
+  const Result<RankIdentity> identity = rpc::FromProto(message.rank());
+  if (!identity.ok()) return;
+  const Version number{message.version()};
+  const auto answer = [&](const Status& status) {
+    proto::VersionReleased reply;
+    *reply.mutable_rank() = message.rank();
+    reply.set_version(number.value);
+    if (!status.ok()) *reply.mutable_error() = rpc::ToProto(status);
+    SendTo(agent.name, Wrap(&proto::DaemonMessage::mutable_version_released, std::move(reply)));
+  };
+  const auto found = channels_.find(identity->channel);
+  if (FindOwn(agent, *identity) == nullptr || found == channels_.end()) return answer({});
+  Channel& channel = found->second;
+  if (number > channel.newest) {
+    return answer(
+        Status(Code::kNotFound,
+               fmt::format("{} asks for the release of version {}, which nobody published",
+                           identity->ToString(), number.value)));
+  }
+  const auto version = channel.versions.find(number);
+  if (version == channel.versions.end() || version->second.snapshot() ||
+      !version->second.published.contains(identity->rank)) {
+    return answer({});
+  }
+  ReleaseWait& wait = version->second.waits[identity->rank];
+  if (wait.timer != 0) executor_.CancelTimer(wait.timer);
+  wait.since = executor_.Now();
+  wait.timer = executor_.PostAfter(TimeoutOf(message.timeout_ms(), options_.default_timeout),
+                                   [this, name = channel.name, number, rank = identity->rank] {
+                                     ReleaseTimedOut(name, number, rank);
+                                   });
+  ReconcileLater(channel.name);
+}
+
+void Core::ReleaseTimedOut(const std::string& name, Version number, std::uint32_t rank) {
+  const auto found = channels_.find(name);
+  if (found == channels_.end()) return;
+  Channel& channel = found->second;
+  const auto version = channel.versions.find(number);
+  if (version == channel.versions.end()) return;
+  const auto wait = version->second.waits.find(rank);
+  if (wait == version->second.waits.end()) return;
+  const double waited = Seconds(executor_.Now() - wait->second.since);
+  version->second.waits.erase(wait);
+  std::vector<std::string> who = HoldersOf(channel, version->second);
+  for (const auto& [id, running] : sessions_) {
+    const Session::Config& config = running.session.config();
+    if (config.channel != name || config.version != number) continue;
+    for (std::string& missing : running.session.Missing()) who.push_back(std::move(missing));
+  }
+  if (who.empty()) who.emplace_back("somebody reads it");
+  const Status status(
+      Code::kDeadlineExceeded,
+      fmt::format("{} waited {:.1f} s to write the memory of version {}: {}; give it "
+                  "more time, or publish with the policy skip or snapshot",
+                  ProducerRankName(channel, rank), waited, number.value, fmt::join(who, "; ")),
+      Reason::kMissingRank);
+  metrics_.release_wait_seconds.Observe(waited);
+  Log(LogLevel::kWarn, "release_timed_out", {{"status", status}});
+  AnswerRelease(channel, rank, number, status);
+}
+
+void Core::TryRelease(Channel& channel, VersionState& version, std::vector<Version>& gone) {
+  if (version.waits.empty()) return;
+  switch (DecideRelease(channel, version, SessionsReading(channel, version.version))) {
+    case Release::kHold:
+      return;
+    case Release::kClose:
+      version.closing = true;
+      return;
+    case Release::kGrant:
+      gone.push_back(version.version);
+      return;
+  }
+}
+
+void Core::AnswerRelease(Channel& channel, std::uint32_t rank, Version version,
+                         const Status& status) {
+  const auto found = channel.producer.ranks.find(rank);
+  if (found == channel.producer.ranks.end()) return;
+  proto::VersionReleased reply;
+  *reply.mutable_rank() = rpc::ToProto(found->second.identity);
+  reply.set_version(version.value);
+  if (!status.ok()) *reply.mutable_error() = rpc::ToProto(status);
+  SendTo(found->second.agent,
+         Wrap(&proto::DaemonMessage::mutable_version_released, std::move(reply)));
+}
+
+void Core::Retire(Channel& channel, Version number) {
+  auto node = channel.versions.extract(number);
+  if (node.empty()) return;
+  const VersionState& version = node.mapped();
+  for (const auto& [rank, wait] : version.waits) {
+    executor_.CancelTimer(wait.timer);
+    metrics_.release_wait_seconds.Observe(Seconds(executor_.Now() - wait.since));
+    AnswerRelease(channel, rank, number, {});
+  }
+  if (version.snapshot()) {
+    for (const std::uint32_t rank : version.published) {
+      const auto found = channel.producer.ranks.find(rank);
+      if (found == channel.producer.ranks.end()) continue;
+      proto::DropSnapshot drop;
+      *drop.mutable_rank() = rpc::ToProto(found->second.identity);
+      drop.set_version(number.value);
+      SendTo(found->second.agent,
+             Wrap(&proto::DaemonMessage::mutable_drop_snapshot, std::move(drop)));
+    }
+  }
+  if (channel.rollback == number) channel.rollback = {};
+  channel.released.push_back(
+      {.version = number,
+       .snapshot = version.snapshot(),
+       .published_ranks = static_cast<std::uint32_t>(version.published.size()),
+       .since = version.since});
+  if (channel.released.size() > kMaxReleasedVersions) channel.released.pop_front();
+  ReconcileLater(channel.name);
+}
+
+void Core::DropSnapshots(Channel& channel) {
+  for (const Version version : SnapshotsToDrop(channel)) {
+    if (SessionsReading(channel, version) == 0) Retire(channel, version);
+  }
+}
+
+std::size_t Core::SessionsReading(const Channel& channel, Version version) const {
+  std::size_t count = 0;
+  for (const auto& [id, running] : sessions_) {
+    const Session::Config& config = running.session.config();
+    // Once the sources have finished, nobody reads their memory any more.
+    if (config.channel == channel.name && config.version == version &&
+        running.session.state() < Session::State::kFlipping) {
+      ++count;
+    }
+  }
+  return count;
+}
+
+}  // namespace tensorbus::daemon

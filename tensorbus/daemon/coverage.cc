@@ -1,0 +1,129 @@
+#include "tensorbus/daemon/coverage.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "tensorbus/types/dtype.h"
+
+namespace tensorbus::daemon {
+
+namespace {
+
+constexpr std::size_t kListedNames = 5;
+/// Names compared when looking for near misses; more would take noticeable time.
+constexpr std::size_t kComparedNames = 20000;
+
+/// Levenshtein distance, given up (as limit + 1) once it exceeds `limit`.
+std::size_t Distance(std::string_view a, std::string_view b, std::size_t limit) {
+  if (a.size() > b.size() + limit || b.size() > a.size() + limit) return limit + 1;
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j < row.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    std::size_t best = row[0];
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t change = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, change});
+      best = std::min(best, row[j]);
+    }
+    if (best > limit) return limit + 1;
+  }
+  return row.back();
+}
+
+Status UnknownTensor(const JobLayout& manifest, std::string_view who, std::string_view does,
+                     const std::string& name) {
+  const auto near = NearestNames(manifest, name, 3);
+  const std::string hint = near.empty() ? fmt::format("it has {} tensors, none with a similar name",
+                                                      manifest.tensors.size())
+                                        : fmt::format("nearest names: {}", fmt::join(near, ", "));
+  return {Code::kFailedPrecondition,
+          fmt::format("{} {} tensor \"{}\", which the channel does not have; {}", who, does, name,
+                      hint),
+          Reason::kUnknownTensor};
+}
+
+}  // namespace
+
+std::vector<std::string> NearestNames(const JobLayout& manifest, std::string_view name,
+                                      std::size_t limit) {
+  const std::size_t reach = std::max<std::size_t>(2, name.size() / 3);
+  std::vector<std::pair<std::size_t, std::string_view>> near;
+  const std::size_t count = std::min(manifest.tensors.size(), kComparedNames);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::string& candidate = manifest.tensors[i].spec.name;
+    const bool inside = candidate.find(name) != std::string::npos ||
+                        (!candidate.empty() && name.find(candidate) != std::string_view::npos);
+    const std::size_t distance = inside ? 1 : Distance(candidate, name, reach);
+    if (distance <= reach) near.emplace_back(distance, candidate);
+  }
+  std::stable_sort(near.begin(), near.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<std::string> out;
+  for (std::size_t i = 0; i < near.size() && i < limit; ++i) out.emplace_back(near[i].second);
+  return out;
+}
+
+Status CheckRankFits(const JobLayout& manifest, const RankLayout& rank,
+                     const std::vector<std::string>& leave_out, std::string_view who) {
+  std::unordered_map<std::string_view, const TensorSpec*> specs;
+  specs.reserve(manifest.tensors.size());
+  for (const JobLayout::Tensor& tensor : manifest.tensors) {
+    specs.emplace(tensor.spec.name, &tensor.spec);
+  }
+  for (const RankLayout::Tensor& tensor : rank.tensors) {
+    const auto found = specs.find(tensor.spec.name);
+    if (found == specs.end()) {
+      return UnknownTensor(manifest, who, "asks for", tensor.spec.name);
+    }
+    const TensorSpec& spec = *found->second;
+    if (spec.dtype != tensor.spec.dtype) {
+      return {
+          Code::kFailedPrecondition,
+          fmt::format("{} registered tensor \"{}\" as {}, the channel has it as {}; register it "
+                      "as {}",
+                      who, spec.name, DTypeName(tensor.spec.dtype), DTypeName(spec.dtype),
+                      DTypeName(spec.dtype)),
+          Reason::kDtypeMismatch};
+    }
+    if (spec.shape != tensor.spec.shape) {
+      return {
+          Code::kFailedPrecondition,
+          fmt::format("{} registered tensor \"{}\" with the global shape {}, the channel has {}; "
+                      "check the placement and whether the shard's own shape was given",
+                      who, spec.name, tensor.spec.shape.ToString(), spec.shape.ToString()),
+          Reason::kLayoutMismatch};
+    }
+  }
+  for (const std::string& name : leave_out) {
+    if (!specs.contains(name)) return UnknownTensor(manifest, who, "leaves out", name);
+  }
+  return {};
+}
+
+Status CheckReplicaCovers(const JobLayout& manifest, const JobLayout& replica,
+                          const std::vector<std::string>& leave_out, std::string_view who) {
+  std::unordered_set<std::string_view> handled(leave_out.begin(), leave_out.end());
+  for (const JobLayout::Tensor& tensor : replica.tensors) {
+    if (!replica.HoldingOf(tensor).ranks.empty()) handled.insert(tensor.spec.name);
+  }
+  std::vector<std::string_view> missing;
+  std::size_t count = 0;
+  for (const JobLayout::Tensor& tensor : manifest.tensors) {
+    if (handled.contains(tensor.spec.name)) continue;
+    if (++count <= kListedNames) missing.emplace_back(tensor.spec.name);
+  }
+  if (count == 0) return {};
+  return {Code::kFailedPrecondition,
+          fmt::format("{} holds {} tensors of the channel on no rank and does not leave them out: "
+                      "{}{}; register them or name them in leave_out",
+                      who, count, fmt::join(missing, ", "), count > missing.size() ? ", …" : ""),
+          Reason::kLayoutMismatch};
+}
+
+}  // namespace tensorbus::daemon

@@ -1,0 +1,90 @@
+#include "tensorbus/daemon/daemon.h"
+
+#include <cerrno>
+#include <chrono>
+#include <fmt/format.h>
+#include <sys/random.h>
+
+#include "tensorbus/base/metrics.h"
+
+namespace tensorbus::daemon {
+
+namespace {
+
+using namespace std::chrono_literals;
+
+constexpr Nanos kStopGrace = 2s;
+/// Sessions of one second of one life; a life that begins a second later counts from above them.
+constexpr std::uint64_t kSessionsPerSecond = 1000;
+constexpr std::uint64_t kSessionEpochSeconds = 1767225600;  // 2026-01-01
+
+Result<std::string> RandomToken() {
+  unsigned char bytes[32];
+  if (::getrandom(bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes)) {
+    return ErrnoStatus(errno, "getrandom");
+  }
+  std::string token;
+  for (const unsigned char byte : bytes) token += fmt::format("{:02x}", byte);
+  return token;
+}
+
+std::uint64_t FirstSession() {
+  const auto now = std::chrono::duration_cast<std::chrono::seconds>(
+                       std::chrono::system_clock::now().time_since_epoch())
+                       .count();
+  const auto seconds = static_cast<std::uint64_t>(now < 0 ? 0 : now);
+  return seconds > kSessionEpochSeconds ? (seconds - kSessionEpochSeconds) * kSessionsPerSecond : 1;
+}
+
+}  // namespace
+
+struct Daemon::State {
+  Metrics registry;
+  DaemonMetrics metrics{registry};
+  int metrics_port = 0;
+  ThreadExecutor executor{"tb-daemon"};
+  std::unique_ptr<Core> core;
+  std::unique_ptr<rpc::ControlServer> server;
+};
+
+Result<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options) {
+  auto state = std::make_unique<State>();
+  if (options.core.data_token.empty()) {
+    TB_ASSIGN_OR_RETURN(options.core.data_token, RandomToken());
+  }
+  if (options.core.first_session <= 1) options.core.first_session = FirstSession();
+  if (!options.metrics_listen.empty()) {
+    TB_ASSIGN_OR_RETURN(state->metrics_port, state->registry.Listen(options.metrics_listen));
+  }
+  state->core = std::make_unique<Core>(std::move(options.core), state->executor, state->metrics);
+  auto server =
+      rpc::ControlServer::Start(options.server, state->executor, *state->core, *state->core);
+  if (!server.ok()) {
+    state->executor.Stop();
+    return server.status();
+  }
+  state->server = std::move(server).value();
+  return std::unique_ptr<Daemon>(new Daemon(std::move(state)));
+}
+
+Daemon::Daemon(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+Daemon::~Daemon() {
+  Stop();
+}
+
+const std::vector<std::string>& Daemon::addresses() const {
+  return state_->server->addresses();
+}
+
+int Daemon::metrics_port() const {
+  return state_->metrics_port;
+}
+
+void Daemon::Stop() {
+  // The executor runs until the server is down: open calls are answered by the core.
+  state_->server->Stop(kStopGrace);
+  state_->executor.Stop();
+}
+
+}  // namespace tensorbus::daemon

@@ -1,0 +1,198 @@
+#pragma once
+
+#include <compare>
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tensorbus/base/executor.h"
+#include "tensorbus/base/hash.h"
+#include "tensorbus/base/status.h"
+#include "tensorbus/types/ids.h"
+#include "tensorbus/types/layout.h"
+
+// What the daemon knows: plain values, changed only by Core on its executor.
+namespace tensorbus::daemon {
+
+/// Bounds: what exceeds them is refused with kResourceExhausted/kBusy or forgotten, oldest first.
+inline constexpr std::size_t kMaxAgents = 4096;
+inline constexpr std::size_t kMaxChannels = 1024;
+inline constexpr std::size_t kMaxReplicasOfChannel = 4096;
+inline constexpr std::size_t kMaxKeptVersions = 64;      ///< per channel, being published included
+inline constexpr std::size_t kMaxReleasedVersions = 16;  ///< per channel, remembered for status
+inline constexpr std::size_t kMaxRunningSessions = 4096;
+inline constexpr std::size_t kMaxEndedSessions = 64;  ///< remembered for status
+inline constexpr std::size_t kMaxKnownPlans = 1024;   ///< digests remembered for a quick start
+inline constexpr std::size_t kMaxPendingQueries = 4096;
+inline constexpr std::size_t kMaxTraceEvents = 4096;
+inline constexpr std::size_t kMaxListedFaults = 32;
+
+/// What a slow consumer may cost the producer; numbers as on the worker's socket.
+enum class SlowConsumer : std::uint8_t { kWait = 1, kSkip = 2, kSnapshot = 3 };
+/// Which version a replica asks for; numbers as on the worker's socket.
+enum class Selector : std::uint8_t { kLatest = 1, kNext = 2, kPinned = 3 };
+
+std::string_view SelectorName(Selector selector);
+std::string_view FlipName(FlipMode flip);
+std::string_view ProofName(Proof proof);
+std::string_view MemoryModeName(MemoryMode mode);
+
+/// Finds a rank in the tables; one process at a time has one.
+struct RankKey {
+  std::string channel;
+  std::string job;
+  Role role = Role::kConsumer;
+  std::uint32_t replica = 0;
+  std::uint32_t rank = 0;
+
+  friend auto operator<=>(const RankKey&, const RankKey&) = default;
+};
+RankKey KeyOf(const RankIdentity& identity);
+
+/// A job's layout with what is derived from it. Immutable; shared by everything that refers to the
+/// layout, sessions included.
+struct LayoutEntry {
+  JobLayout layout;
+  Hash128 hash;
+  std::string blob;                       ///< Serialize(layout)
+  std::vector<std::uint64_t> rank_bytes;  ///< bytes each rank holds
+  std::uint64_t bytes = 0;                ///< logical bytes of all tensors
+};
+
+/// A consumer rank's wish for a version.
+struct Request {
+  std::uint64_t id = 0;
+  Selector selector = Selector::kLatest;
+  Version version;  ///< for kPinned
+  TimePoint since;
+  TimePoint deadline;
+  Executor::TimerId timer = 0;
+};
+
+/// One registered process of a job.
+struct RankState {
+  RankIdentity identity;
+  std::string agent;
+  std::uint32_t pid = 0;
+  MemoryMode mode = MemoryMode::kMapped;
+  /// Kept until the job's layouts are combined; parsed again from the blob when needed later.
+  std::shared_ptr<const RankLayout> layout;
+  std::string layout_blob;
+  Hash128 layout_hash;
+  std::uint64_t bytes = 0;
+
+  // Consumers.
+  std::vector<std::string> leave_out;
+  FlipMode flip = FlipMode::kInPlace;
+  Proof proof = Proof::kReadback;
+  Version live;
+  bool dirty = false;
+  std::optional<Request> request;
+
+  // Producers.
+  Version published;  ///< the newest this process published
+  Version republish;  ///< what it held when it came back to us: may be published once more
+};
+
+/// Recognises a process that comes back, for example through a new agent.
+struct ProcessMark {
+  std::string host;
+  std::uint32_t pid = 0;
+  Hash128 layout_hash;
+
+  friend bool operator==(const ProcessMark&, const ProcessMark&) = default;
+};
+
+/// The producing side of a channel: one generation of one job.
+struct Producer {
+  std::string job;  ///< "" before the first
+  std::uint32_t rank_count = 0;
+  std::map<std::uint32_t, RankState> ranks;
+  std::map<std::uint32_t, ProcessMark> marks;  ///< of this generation, also of ranks that left
+  bool fresh = false;  ///< begun by a new process in this daemon's life, not by one that came back
+  std::shared_ptr<const LayoutEntry> layout;  ///< once all ranks are there
+
+  bool complete() const { return layout != nullptr; }
+};
+
+/// Why a rank of the producer may not write its memory yet.
+struct ReleaseWait {
+  TimePoint since;
+  Executor::TimerId timer = 0;
+};
+
+/// A version that is being published or is kept.
+struct VersionState {
+  Version version;
+  SlowConsumer policy = SlowConsumer::kWait;
+  std::uint32_t min_replicas = 1;
+  std::uint32_t keep_last = 0;
+  std::set<std::uint32_t> published;
+  bool readable = false;
+  bool closing = false;  ///< takes no new session: its memory is asked back
+  TimePoint since;       ///< first rank's publish
+  std::map<std::uint32_t, ReleaseWait> waits;
+
+  bool snapshot() const { return policy == SlowConsumer::kSnapshot; }
+};
+
+/// What is remembered of a version that is gone.
+struct ReleasedVersion {
+  Version version;
+  bool snapshot = false;
+  std::uint32_t published_ranks = 0;
+  TimePoint since;
+};
+
+/// One engine: the ranks that flip together.
+struct Replica {
+  std::string job;
+  std::uint32_t replica = 0;
+  std::uint32_t rank_count = 0;
+  std::map<std::uint32_t, RankState> ranks;
+  std::shared_ptr<const LayoutEntry> layout;  ///< once all ranks are there
+  Status fault;                               ///< why its layout cannot be served
+  SessionId session;                          ///< running; 0 for none
+
+  bool complete() const { return layout != nullptr; }
+  bool dirty() const;
+  /// What all ranks serve; 0 when none does or they differ.
+  Version live() const;
+};
+
+using ReplicaKey = std::pair<std::string, std::uint32_t>;  ///< job, replica
+
+/// A named stream of versions.
+struct Channel {
+  std::string name;
+  ChannelEpoch epoch;
+  Version newest;  ///< greatest number ever seen: the next version must be above it
+  Producer producer;
+  std::map<ReplicaKey, Replica> replicas;
+  std::map<Version, VersionState> versions;  ///< being published or kept
+  std::deque<ReleasedVersion> released;
+  Version rollback;  ///< what replicas get until something newer is published; 0 for none
+};
+
+/// "policy/engine replica 0": for messages.
+std::string ReplicaName(const Channel& channel, const Replica& replica);
+/// "policy/trainer rank 1 of 4".
+std::string ProducerRankName(const Channel& channel, std::uint32_t rank);
+/// "policy/engine replica 0 rank 2 of 3".
+std::string ReplicaRankName(const Channel& channel, const Replica& replica, std::uint32_t rank);
+
+/// Combines ranks 0..n-1 (all must be there) and derives the rest.
+///
+/// Errors: as Combine().
+Result<std::shared_ptr<const LayoutEntry>> CombineLayouts(
+    const std::map<std::uint32_t, RankState>& ranks);
+/// A rank's own layout, parsed again if it was let go.
+Result<std::shared_ptr<const RankLayout>> LayoutOf(const RankState& rank);
+/// Bytes of all boxes of one rank.
+std::uint64_t BytesOfLayout(const RankLayout& layout);
+
+}  // namespace tensorbus::daemon

@@ -1,0 +1,196 @@
+#include "tensorbus/daemon/version_policy.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+
+namespace tensorbus::daemon {
+
+namespace {
+
+/// The newest version a session may be opened for; 0 for none.
+Version NewestReadable(const Channel& channel) {
+  for (auto it = channel.versions.rbegin(); it != channel.versions.rend(); ++it) {
+    if (it->second.readable && !it->second.closing) return it->first;
+  }
+  return {};
+}
+
+bool Openable(const Channel& channel, Version version) {
+  const auto found = channel.versions.find(version);
+  return found != channel.versions.end() && found->second.readable && !found->second.closing;
+}
+
+bool Has(const Replica& replica, Version version) {
+  return !replica.dirty() && replica.live() >= version;
+}
+
+/// Replicas that a waiting producer waits for.
+bool Present(const Replica& replica) {
+  return replica.complete() && replica.fault.ok();
+}
+
+}  // namespace
+
+Choice ChooseVersion(const Channel& channel, Selector selector, Version wanted, Version live,
+                     bool dirty) {
+  if (selector == Selector::kPinned) {
+    if (live == wanted && !dirty)
+      return {.kind = Choice::Kind::kAlready, .version = live, .status = {}};
+    if (Openable(channel, wanted)) {
+      return {.kind = Choice::Kind::kOpen, .version = wanted, .status = {}};
+    }
+    if (channel.versions.contains(wanted) && !channel.versions.at(wanted).closing) return {};
+    if (wanted > channel.newest) return {};
+    return {.kind = Choice::Kind::kFail,
+            .version = {},
+            .status = Status(Code::kNotFound,
+                             fmt::format("version {} of {} is not kept any more; kept: {}",
+                                         wanted.value, channel.name, KeptVersions(channel)),
+                             Reason::kStaleVersion)};
+  }
+  const bool back = channel.rollback.value != 0 && Openable(channel, channel.rollback);
+  const Version best = back ? channel.rollback : NewestReadable(channel);
+  const bool newer = back ? best != live : best > live;
+  if (best.value != 0 && (newer || dirty)) {
+    return {.kind = Choice::Kind::kOpen, .version = best, .status = {}};
+  }
+  const bool serves_latest =
+      live.value != 0 && !dirty && (best.value != 0 || live >= channel.newest);
+  if (selector == Selector::kLatest && serves_latest) {
+    return {.kind = Choice::Kind::kAlready, .version = live, .status = {}};
+  }
+  return {};
+}
+
+Release DecideRelease(const Channel& channel, const VersionState& version,
+                      std::size_t running_sessions) {
+  if (version.snapshot()) return Release::kGrant;
+  if (!version.readable) return Release::kHold;
+  if (version.policy == SlowConsumer::kWait && !version.closing) {
+    std::size_t having = 0;
+    for (const auto& [key, replica] : channel.replicas) {
+      if (!Present(replica)) continue;
+      if (!Has(replica, version.version)) return Release::kHold;
+      ++having;
+    }
+    if (having < version.min_replicas) return Release::kHold;
+  }
+  return running_sessions == 0 ? Release::kGrant : Release::kClose;
+}
+
+std::vector<std::string> HoldersOf(const Channel& channel, const VersionState& version) {
+  std::vector<std::string> holders;
+  if (!version.readable) {
+    for (std::uint32_t rank = 0; rank < channel.producer.rank_count; ++rank) {
+      if (version.published.contains(rank)) continue;
+      holders.push_back(fmt::format("{} has not published version {}",
+                                    ProducerRankName(channel, rank), version.version.value));
+      if (holders.size() >= kMaxListedFaults) return holders;
+    }
+    return holders;
+  }
+  if (version.policy != SlowConsumer::kWait || version.closing) return holders;
+  std::size_t having = 0;
+  for (const auto& [key, replica] : channel.replicas) {
+    if (!Present(replica)) continue;
+    if (Has(replica, version.version)) {
+      ++having;
+      continue;
+    }
+    std::string who = ReplicaName(channel, replica);
+    if (replica.session.value != 0) {
+      who += " is receiving it";
+    } else {
+      for (const auto& [rank, state] : replica.ranks) {
+        if (!state.request) {
+          who = ReplicaRankName(channel, replica, rank);
+          break;
+        }
+      }
+      who += fmt::format(" has not taken version {}", version.version.value);
+    }
+    if (holders.size() < kMaxListedFaults) holders.push_back(std::move(who));
+  }
+  if (holders.empty() && having < version.min_replicas) {
+    holders.push_back(fmt::format("{} of at least {} replicas of {} have taken version {}", having,
+                                  version.min_replicas, channel.name, version.version.value));
+  }
+  return holders;
+}
+
+std::vector<Version> SnapshotsToDrop(const Channel& channel) {
+  std::vector<Version> readable;
+  std::uint32_t keep = 1;
+  for (const auto& [number, version] : channel.versions) {
+    if (!version.snapshot() || !version.readable) continue;
+    readable.push_back(number);
+    keep = std::max<std::uint32_t>(1, version.keep_last);  // the newest one's wish counts
+  }
+  std::vector<Version> drop;
+  if (readable.size() <= keep) return drop;
+  for (std::size_t i = 0; i + keep < readable.size(); ++i) {
+    if (readable[i] != channel.rollback) drop.push_back(readable[i]);
+  }
+  return drop;
+}
+
+Status CheckPublish(const Channel& channel, const RankState& rank, const VersionState& wish,
+                    bool previous_is_read) {
+  const std::string who = rank.identity.ToString();
+  const Version version = wish.version;
+  const auto known = channel.versions.find(version);
+  const bool joins = known != channel.versions.end() && !known->second.readable;
+  if (version.value == 0) {
+    return {Code::kInvalidArgument, who + " published version 0; versions begin at 1",
+            Reason::kMalformed};
+  }
+  const bool again = version == rank.republish && known == channel.versions.end();
+  if (version <= rank.published && !again) {
+    return {Code::kFailedPrecondition,
+            fmt::format("{} published version {} after version {}; numbers only grow", who,
+                        version.value, rank.published.value),
+            Reason::kStaleVersion};
+  }
+  if (version <= channel.newest && !joins && !again) {
+    return {
+        Code::kFailedPrecondition,
+        fmt::format("{} published version {}, but {} is at version {} already; go on from {}", who,
+                    version.value, channel.name, channel.newest.value, channel.newest.value + 1),
+        Reason::kStaleVersion};
+  }
+  if (joins && (known->second.policy != wish.policy || known->second.keep_last != wish.keep_last ||
+                known->second.min_replicas != wish.min_replicas)) {
+    return {Code::kInvalidArgument,
+            fmt::format("{} published version {} with another policy than the ranks before it; all "
+                        "ranks of a job must give the same slow-consumer policy, min_replicas and "
+                        "keep_last",
+                        who, version.value),
+            Reason::kMalformed};
+  }
+  if (previous_is_read) {
+    return {
+        Code::kFailedPrecondition,
+        fmt::format("{} published version {} while version {} is still being read; wait for its "
+                    "release first",
+                    who, version.value, rank.published.value),
+        Reason::kWriteDuringPublish};
+  }
+  if (!joins && channel.versions.size() >= kMaxKeptVersions) {
+    return {Code::kResourceExhausted,
+            fmt::format("{} keeps {} versions already; lower keep_last or let all ranks publish",
+                        channel.name, channel.versions.size()),
+            Reason::kBusy};
+  }
+  return {};
+}
+
+std::string KeptVersions(const Channel& channel) {
+  std::string out;
+  for (const auto& [number, version] : channel.versions) {
+    if (!version.readable || version.closing) continue;
+    out += fmt::format("{}{}", out.empty() ? "" : ", ", number.value);
+  }
+  return out.empty() ? "none" : out;
+}
+
+}  // namespace tensorbus::daemon

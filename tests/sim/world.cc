@@ -1,0 +1,469 @@
+#include "tests/sim/world.h"
+
+#include <algorithm>
+#include <gtest/gtest.h>
+
+#include "tensorbus/rpc/convert.h"
+#include "tensorbus/rpc/status_map.h"
+
+namespace tensorbus::sim {
+
+using namespace std::chrono_literals;
+
+namespace {
+
+constexpr Nanos kStep = 5ms;  // an agent's time for anything
+
+Range ShareOf(std::uint32_t rank, std::uint32_t rank_count) {
+  const std::uint64_t share = World::kElements / rank_count;
+  return {.lo = rank * share, .hi = (rank + 1) * share};
+}
+
+std::uint64_t OverlapBytes(const Range& a, const Range& b) {
+  const std::uint64_t lo = std::max(a.lo, b.lo);
+  const std::uint64_t hi = std::min(a.hi, b.hi);
+  return lo < hi ? (hi - lo) * 4 : 0;
+}
+
+constexpr std::uint64_t kNormBytes = 16 * 4;
+
+std::uint32_t RankCount(const proto::Prepare& prepare, bool source) {
+  std::uint32_t count = 0;
+  for (const proto::Participant& participant : prepare.participants()) {
+    count += static_cast<std::uint32_t>(source ? participant.source_ranks_size()
+                                               : participant.target_ranks_size());
+  }
+  return count;
+}
+
+const proto::Participant& Self(const proto::Prepare& prepare, const std::string& name) {
+  for (const proto::Participant& participant : prepare.participants()) {
+    if (participant.agent() == name) return participant;
+  }
+  TB_CHECK(false);
+}
+
+proto::Digest DigestOfRoute(const proto::Prepare& prepare, std::uint32_t source,
+                            std::uint32_t target) {
+  const std::uint32_t sources = RankCount(prepare, true);
+  const std::uint32_t targets = RankCount(prepare, false);
+  proto::Digest digest;
+  digest.set_a(prepare.version() * 1000 + source);
+  digest.set_b(prepare.version() * 1000 + target);
+  // "norm" is whole everywhere; target t takes it from source t mod M.
+  digest.set_bytes(OverlapBytes(ShareOf(source, sources), ShareOf(target, targets)) +
+                   (target % sources == source ? kNormBytes : 0));
+  return digest;
+}
+
+}  // namespace
+
+// ---- FakeAgent --------------------------------------------------------------------------------
+
+FakeAgent::FakeAgent(World& world, std::string name, std::string host)
+    : world_(world), name_(std::move(name)), host_(std::move(host)) {}
+
+void FakeAgent::Attach() {
+  attached_ = true;
+  closed_.reset();
+  port_ = world_.NextPort();
+  world_.executor.Post([this, port = port_] {
+    world_.core->OnAttach(port, std::shared_ptr<rpc::AgentPort>(this, [](rpc::AgentPort*) {}),
+                          "fd:1");
+  });
+  proto::AgentMessage message;
+  proto::Hello& hello = *message.mutable_hello();
+  hello.set_protocol(kProtocolVersion);
+  hello.set_agent(name_);
+  hello.set_host(host_);
+  hello.set_pid(4711);
+  Say(std::move(message));
+  // Beats for as long as it lives.
+  const auto beat = std::make_shared<std::function<void()>>();
+  *beat = [this, port = port_, weak = std::weak_ptr<std::function<void()>>(beat)] {
+    if (!attached_ || port_ != port) return;
+    proto::AgentMessage heart;
+    heart.mutable_heartbeat();
+    Say(std::move(heart));
+    if (const auto self = weak.lock()) world_.executor.PostAfter(1s, [self] { (*self)(); });
+  };
+  world_.executor.PostAfter(1s, [beat] { (*beat)(); });
+}
+
+void FakeAgent::Die() {
+  if (!attached_) return;
+  attached_ = false;
+  sessions_.clear();
+  world_.executor.Post([this, port = port_] {
+    world_.core->OnDetach(port, Status(Code::kUnavailable, "connection reset", Reason::kPeerLost));
+  });
+}
+
+void FakeAgent::Say(proto::AgentMessage message) {
+  if (!attached_) return;
+  if (die_instead == message.body_case()) return Die();
+  if (loss_per_mille > 0 && !message.has_hello() && !message.has_heartbeat() &&
+      random() % 1000 < loss_per_mille) {
+    return;
+  }
+  world_.executor.Post([this, port = port_, message = std::move(message)] {
+    world_.core->OnMessage(port, message);
+  });
+}
+
+void FakeAgent::Send(proto::DaemonMessage message) {
+  world_.executor.Post([this, port = port_, message = std::move(message)] {
+    if (attached_ && port == port_) Handle(message);
+  });
+}
+
+void FakeAgent::Close(Status status) {
+  attached_ = false;
+  closed_ = std::move(status);
+  sessions_.clear();
+}
+
+void FakeAgent::Handle(const proto::DaemonMessage& message) {
+  ++received[message.body_case()];
+  if (die_on == message.body_case()) return Die();
+  if (mute.contains(message.body_case())) return;
+  const auto find = [&](const proto::Rank& rank) -> Worker* {
+    const auto identity = rpc::FromProto(rank);
+    const auto found = world_.workers.find(identity->ToString());
+    return found == world_.workers.end() ? nullptr : &found->second;
+  };
+  const auto by_request = [&](std::uint64_t request) -> Worker* {
+    for (auto& [name, worker] : world_.workers) {
+      if (worker.request == request) return &worker;
+    }
+    return nullptr;
+  };
+  switch (message.body_case()) {
+    case proto::DaemonMessage::kRankRegistered: {
+      const auto& reply = message.rank_registered();
+      if (Worker* worker = by_request(reply.request())) {
+        worker->registered = rpc::FromProto(reply.error());
+        worker->epoch = reply.channel_epoch();
+        worker->latest = reply.latest_version();
+      }
+      return;
+    }
+    case proto::DaemonMessage::kPublishAccepted:
+      if (Worker* worker = by_request(message.publish_accepted().request())) {
+        worker->published = rpc::FromProto(message.publish_accepted().error());
+      }
+      return;
+    case proto::DaemonMessage::kVersionReleased: {
+      const auto& reply = message.version_released();
+      if (Worker* worker = find(reply.rank())) {
+        worker->released[reply.version()] = rpc::FromProto(reply.error());
+      }
+      return;
+    }
+    case proto::DaemonMessage::kDropSnapshot:
+      if (Worker* worker = find(message.drop_snapshot().rank())) {
+        worker->snapshots.erase(message.drop_snapshot().version());
+      }
+      return;
+    case proto::DaemonMessage::kRequestFailed: {
+      const auto& reply = message.request_failed();
+      Worker* worker = by_request(reply.request());
+      if (worker != nullptr && !worker->updated) {
+        worker->updated = rpc::FromProto(reply.error());
+      }
+      return;
+    }
+    case proto::DaemonMessage::kPrepare:
+      return OnPrepare(message.prepare());
+    case proto::DaemonMessage::kGo:
+      return Move(message.go().session());
+    case proto::DaemonMessage::kFinish:
+      return Finish(message.finish().session());
+    case proto::DaemonMessage::kFlipPrepare:
+      return Flip(message.flip_prepare().session(), false);
+    case proto::DaemonMessage::kFlipCommit:
+      return Flip(message.flip_commit().session(), true);
+    case proto::DaemonMessage::kAbort:
+      return EndSession(message.abort().session(), rpc::FromProto(message.abort().error()), 0);
+    case proto::DaemonMessage::kSessionEnded:
+      return EndSession(message.session_ended().session(), {}, message.session_ended().version());
+    default:
+      return;
+  }
+}
+
+void FakeAgent::OnPrepare(const proto::Prepare& prepare) {
+  sessions_[prepare.session()] = prepare;
+  if (prepare.go()) return Move(prepare.session());
+  world_.executor.PostAfter(kStep, [this, session = prepare.session()] {
+    if (!sessions_.contains(session)) return;
+    proto::AgentMessage message;
+    message.mutable_session_ready()->set_session(session);
+    *message.mutable_session_ready()->mutable_plan_digest() =
+        rpc::ToProto(HashOf(std::string_view(plan)));
+    Say(std::move(message));
+  });
+}
+
+void FakeAgent::Move(std::uint64_t session) {
+  world_.executor.PostAfter(kStep, [this, session] {
+    const auto found = sessions_.find(session);
+    if (found == sessions_.end()) return;
+    const proto::Prepare prepare = found->second;
+    for (const std::uint32_t target : Self(prepare, name_).target_ranks()) {
+      proto::AgentMessage message;
+      proto::SessionReceipt& receipt = *message.mutable_session_receipt();
+      receipt.set_session(session);
+      receipt.set_target_rank(target);
+      for (std::uint32_t source = 0; source < RankCount(prepare, true); ++source) {
+        const proto::Digest digest = DigestOfRoute(prepare, source, target);
+        if (digest.bytes() == 0) continue;
+        proto::RouteReceipt& route = *receipt.add_routes();
+        route.set_source_rank(source);
+        route.set_target_rank(target);
+        *route.mutable_source() = digest;
+        *route.mutable_target() = digest;
+        if (corrupt_target == target) route.mutable_target()->set_a(digest.a() ^ 1);
+      }
+      Say(std::move(message));
+    }
+  });
+}
+
+void FakeAgent::Finish(std::uint64_t session) {
+  world_.executor.PostAfter(kStep, [this, session] {
+    const auto found = sessions_.find(session);
+    if (found == sessions_.end()) return;
+    const proto::Prepare prepare = found->second;
+    for (const std::uint32_t source : Self(prepare, name_).source_ranks()) {
+      proto::AgentMessage message;
+      message.mutable_source_done()->set_session(session);
+      message.mutable_source_done()->set_source_rank(source);
+      for (std::uint32_t target = 0; target < RankCount(prepare, false); ++target) {
+        proto::Digest digest = DigestOfRoute(prepare, source, target);
+        if (digest.bytes() == 0) continue;
+        if (corrupt_source == source) digest.set_b(digest.b() + 1);
+        proto::RouteReceipt& route = *message.mutable_source_done()->add_routes();
+        route.set_source_rank(source);
+        route.set_target_rank(target);
+        *route.mutable_source() = digest;
+      }
+      Say(std::move(message));
+    }
+  });
+}
+
+void FakeAgent::Flip(std::uint64_t session, bool commit) {
+  world_.executor.PostAfter(kStep, [this, session, commit] {
+    const auto found = sessions_.find(session);
+    if (found == sessions_.end()) return;
+    const proto::Prepare prepare = found->second;
+    for (const std::uint32_t target : Self(prepare, name_).target_ranks()) {
+      proto::AgentMessage message;
+      if (commit) {
+        message.mutable_flip_done()->set_session(session);
+        message.mutable_flip_done()->set_target_rank(target);
+        world_.worker(prepare.target_job(), target, prepare.replica(), prepare.channel()).live =
+            prepare.version();
+      } else {
+        message.mutable_flip_ready()->set_session(session);
+        message.mutable_flip_ready()->set_target_rank(target);
+      }
+      Say(std::move(message));
+    }
+  });
+}
+
+void FakeAgent::EndSession(std::uint64_t session, const Status& status, std::uint64_t version) {
+  const auto found = sessions_.find(session);
+  if (found == sessions_.end()) return;
+  const proto::Prepare prepare = found->second;
+  sessions_.erase(found);
+  for (const std::uint32_t target : Self(prepare, name_).target_ranks()) {
+    Worker& worker =
+        world_.worker(prepare.target_job(), target, prepare.replica(), prepare.channel());
+    worker.updated = status;
+    if (status.ok()) {
+      EXPECT_EQ(worker.live, version) << "told of an end without a flip";
+      worker.dirty = false;
+    }
+  }
+}
+
+// ---- World --------------------------------------------------------------------------------------
+
+World::World() : core(std::make_unique<daemon::Core>(daemon::CoreOptions{}, executor, metrics)) {}
+
+FakeAgent& World::AddAgent(const std::string& name, const std::string& host) {
+  agents_[name] = std::make_unique<FakeAgent>(*this, name, host);
+  agents_[name]->Attach();
+  executor.RunReady();
+  return *agents_[name];
+}
+
+RankLayout World::LayoutOf(std::uint32_t rank, std::uint32_t rank_count) {
+  RankLayout layout;
+  const std::uint64_t w_shape[] = {kElements};
+  const std::uint64_t norm_shape[] = {16};
+  const Shape shape = Shape::Create(w_shape).value();
+  const Shape norm = Shape::Create(norm_shape).value();
+  const Range range[] = {ShareOf(rank, rank_count)};
+  layout.tensors.push_back({.spec = {.name = "w", .dtype = DType::kF32, .shape = shape},
+                            .boxes = {Box(std::span<const Range>(range))}});
+  layout.tensors.push_back(
+      {.spec = {.name = "norm", .dtype = DType::kF32, .shape = norm}, .boxes = {Box::Whole(norm)}});
+  return layout;
+}
+
+Worker& World::Register(const std::string& agent, const std::string& job, Role role,
+                        std::uint32_t rank, std::uint32_t rank_count, const JobOptions& options) {
+  Worker fresh;
+  fresh.identity = {.channel = options.channel,
+                    .job = job,
+                    .role = role,
+                    .replica = options.replica,
+                    .rank = rank,
+                    .rank_count = rank_count};
+  fresh.agent = agent;
+  fresh.request = ++requests_;
+  fresh.live = options.live_version;
+  Worker& worker = workers[fresh.identity.ToString()] = fresh;
+  RankLayout layout = LayoutOf(rank, rank_count);
+  if (options.change) options.change(layout);
+  proto::AgentMessage message;
+  proto::RegisterRank& registration = *message.mutable_register_rank();
+  registration.set_request(worker.request);
+  *registration.mutable_rank() = rpc::ToProto(worker.identity);
+  registration.set_layout(rpc::ToString(Serialize(layout)));
+  registration.set_flip(static_cast<std::uint32_t>(options.flip));
+  registration.set_proof(static_cast<std::uint32_t>(options.proof));
+  registration.set_memory_mode(1);
+  registration.set_pid(options.pid + rank);
+  registration.set_known_epoch(options.known_epoch);
+  registration.set_live_version(options.live_version);
+  registration.set_dirty(options.dirty);
+  for (const std::string& name : options.leave_out) registration.add_leave_out(name);
+  this->agent(agent).Say(std::move(message));
+  executor.RunReady();
+  return worker;
+}
+
+void World::StartJob(const std::string& job, Role role, std::uint32_t rank_count,
+                     const std::vector<std::string>& agents, const JobOptions& options) {
+  for (std::uint32_t rank = 0; rank < rank_count; ++rank) {
+    const Worker& worker =
+        Register(agents[rank % agents.size()], job, role, rank, rank_count, options);
+    ASSERT_TRUE(worker.registered) << worker.identity.ToString();
+    ASSERT_TRUE(worker.registered->ok()) << *worker.registered;
+  }
+}
+
+Worker& World::worker(const std::string& job, std::uint32_t rank, std::uint32_t replica,
+                      const std::string& channel) {
+  for (auto& [name, worker] : workers) {
+    if (worker.identity.job == job && worker.identity.rank == rank &&
+        worker.identity.replica == replica && worker.identity.channel == channel) {
+      return worker;
+    }
+  }
+  TB_CHECK(false);
+}
+
+std::vector<Worker*> World::WorkersOf(const std::string& job, std::uint32_t replica) {
+  std::vector<Worker*> out;
+  for (auto& [name, worker] : workers) {
+    if (worker.identity.job == job && worker.identity.replica == replica) out.push_back(&worker);
+  }
+  return out;
+}
+
+void World::Publish(Worker& worker, std::uint64_t version, daemon::SlowConsumer policy,
+                    std::uint32_t min_replicas, std::uint32_t keep_last) {
+  worker.request = ++requests_;
+  worker.published.reset();
+  proto::AgentMessage message;
+  proto::Publish& publish = *message.mutable_publish();
+  publish.set_request(worker.request);
+  *publish.mutable_rank() = rpc::ToProto(worker.identity);
+  publish.set_version(version);
+  publish.set_policy(static_cast<std::uint32_t>(policy));
+  publish.set_min_replicas(min_replicas);
+  publish.set_keep_last(keep_last);
+  publish.set_snapshot_made(policy == daemon::SlowConsumer::kSnapshot);
+  if (publish.snapshot_made()) worker.snapshots.insert(version);
+  agent(worker.agent).Say(std::move(message));
+  executor.RunReady();
+}
+
+void World::PublishAll(const std::string& job, std::uint64_t version, daemon::SlowConsumer policy,
+                       std::uint32_t min_replicas, std::uint32_t keep_last) {
+  for (Worker* worker : WorkersOf(job)) {
+    Publish(*worker, version, policy, min_replicas, keep_last);
+    ASSERT_TRUE(worker->published && worker->published->ok())
+        << worker->identity.ToString() << ": " << worker->published.value_or(Status());
+  }
+}
+
+void World::Release(Worker& worker, std::uint64_t version, Nanos timeout) {
+  worker.released.erase(version);
+  proto::AgentMessage message;
+  *message.mutable_request_release()->mutable_rank() = rpc::ToProto(worker.identity);
+  message.mutable_request_release()->set_version(version);
+  message.mutable_request_release()->set_timeout_ms(static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count()));
+  agent(worker.agent).Say(std::move(message));
+  executor.RunReady();
+}
+
+void World::Update(Worker& worker, daemon::Selector selector, Nanos timeout,
+                   std::uint64_t version) {
+  worker.request = ++requests_;
+  worker.updated.reset();
+  proto::AgentMessage message;
+  proto::RequestVersion& request = *message.mutable_request_version();
+  request.set_request(worker.request);
+  *request.mutable_rank() = rpc::ToProto(worker.identity);
+  request.set_selector(static_cast<std::uint32_t>(selector));
+  request.set_version(version);
+  request.set_timeout_ms(static_cast<std::uint64_t>(
+      std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count()));
+  agent(worker.agent).Say(std::move(message));
+  executor.RunReady();
+}
+
+void World::UpdateAll(const std::string& job, daemon::Selector selector, Nanos timeout,
+                      std::uint64_t version, std::uint32_t replica) {
+  for (Worker* worker : WorkersOf(job, replica)) Update(*worker, selector, timeout, version);
+}
+
+void World::Leave(Worker& worker, const std::string& why) {
+  proto::AgentMessage message;
+  *message.mutable_leave_rank()->mutable_rank() = rpc::ToProto(worker.identity);
+  message.mutable_leave_rank()->set_why(why);
+  agent(worker.agent).Say(std::move(message));
+  executor.RunReady();
+}
+
+void World::RestartDaemon(std::uint64_t first_session) {
+  for (auto& [name, agent] : agents_) agent->Die();
+  executor.RunReady();
+  executor.Advance(24h);  // every timer of the old core has run out: none refers to it any more
+  core = std::make_unique<daemon::Core>(daemon::CoreOptions{.first_session = first_session},
+                                        executor, metrics);
+  for (auto& [name, agent] : agents_) agent->Attach();
+  executor.RunReady();
+}
+
+void World::ExpectQuiet() {
+  executor.Advance(5s);
+  const daemon::Core::Counts counts = core->counts();
+  EXPECT_EQ(counts.sessions, 0U);
+  EXPECT_EQ(counts.queries, 0U);
+  for (auto& [name, worker] : workers) {
+    if (!agent(worker.agent).attached()) continue;
+    EXPECT_TRUE(worker.updated || worker.identity.role == Role::kProducer)
+        << name << " still waits";
+  }
+}
+
+}  // namespace tensorbus::sim
