@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -16,8 +17,12 @@ struct TcpOptions {
   std::string listen = "127.0.0.1:0";
   /// Host that endpoint() names, for listening on "0.0.0.0" or "::"; empty: the one listened on.
   std::string advertise_host = {};
-  /// Shared secret of all agents of a deployment. Required; never sent.
+  /// Shared secret of all agents of a deployment. Required, unless `token_source` is there; never
+  /// sent.
   std::string token = {};
+  /// Asked for the secret at every handshake instead, for a process that learns it after it began
+  /// to listen; until then it says "" and handshakes are refused. Thread-safe.
+  std::function<std::string()> token_source = nullptr;
   unsigned io_threads = 2;
   unsigned streams_per_peer = 2;  ///< connections to each peer that is pulled from
   std::uint64_t window_bytes = std::uint64_t{1} << 20;   ///< of one request, at most 64 MiB
@@ -29,6 +34,8 @@ struct TcpOptions {
   Nanos handshake_timeout = std::chrono::seconds(5);
   unsigned connections_max = 1024;     ///< accepted ones
   LandingHook landing_hook = nullptr;  ///< for tests
+
+  std::string Token() const { return token_source ? token_source() : token; }
 };
 
 }  // namespace tensorbus::transport

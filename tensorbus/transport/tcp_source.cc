@@ -107,11 +107,16 @@ Status SourceConnection::HandleHello(std::span<const std::byte> body) {
                   Reason::kProtocolVersion));
     return {};
   }
+  const std::string token = context_.options.Token();
+  if (token.empty()) {
+    Refuse(Status(Code::kUnavailable, "the source was not told the shared token yet"));
+    return {};
+  }
   target_nonce_ = hello.nonce;
   TB_ASSIGN_OR_RETURN(source_nonce_, MakeNonce());
   out_.Append(Encode(Challenge{
       .nonce = source_nonce_,
-      .mac = SourceMac(context_.options.token, target_nonce_, source_nonce_),
+      .mac = SourceMac(token, target_nonce_, source_nonce_),
   }));
   stage_ = Stage::kAnswer;
   return {};
@@ -119,7 +124,8 @@ Status SourceConnection::HandleHello(std::span<const std::byte> body) {
 
 Status SourceConnection::HandleAnswer(std::span<const std::byte> body) {
   TB_ASSIGN_OR_RETURN(const Answer answer, ParseAnswer(body));
-  if (!SameMac(answer.mac, TargetMac(context_.options.token, target_nonce_, source_nonce_))) {
+  const std::string token = context_.options.Token();
+  if (!SameMac(answer.mac, TargetMac(token, target_nonce_, source_nonce_))) {
     Refuse(Status(Code::kUnauthenticated, "the target does not know the shared token"));
     return {};
   }

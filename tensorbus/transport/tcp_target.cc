@@ -244,7 +244,10 @@ Status TargetStream::HandleChallenge(std::span<const std::byte> body) {
                         kTcpProtocolVersion),
             Reason::kProtocolVersion};
   }
-  const std::string& token = context_.options.token;
+  const std::string token = context_.options.Token();
+  if (token.empty()) {
+    return {Code::kUnavailable, "the target was not told the shared token yet"};
+  }
   if (!SameMac(challenge.mac, SourceMac(token, nonce_, challenge.nonce))) {
     return {Code::kUnauthenticated, "the source does not know the shared token"};
   }

@@ -29,7 +29,7 @@ Status CheckOptions(const TcpOptions& options) {
   const auto bad = [](const char* what) {
     return Status(Code::kInvalidArgument, std::string("tcp transport: ") + what);
   };
-  if (options.token.empty()) return bad("the shared token is missing");
+  if (options.token.empty() && !options.token_source) return bad("the shared token is missing");
   if (options.io_threads == 0 || options.streams_per_peer == 0) return bad("no threads or streams");
   if (options.window_bytes == 0 || options.window_bytes > tcp::kWindowBytesMax) {
     return bad("windows must have 1 byte to 64 MiB");
