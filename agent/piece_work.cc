@@ -1,0 +1,175 @@
+#include "agent/piece_work.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+
+#include "tensorbus/base/mutex.h"
+#include "tensorbus/kernels/copy.h"
+#include "tensorbus/kernels/digest.h"
+
+namespace tensorbus::agent {
+namespace {
+
+constexpr std::uint64_t kPartBytes = 4U << 20;
+
+/// One part of one block: the unit that threads share out.
+struct Part {
+  std::uint32_t block = 0;
+  PlacedBlock place;
+};
+
+std::vector<Part> CutAll(std::span<const PlacedBlock> blocks) {
+  std::vector<Part> parts;
+  parts.reserve(blocks.size());
+  for (std::uint32_t i = 0; i < blocks.size(); ++i) {
+    for (PlacedBlock& part : CutBlock(blocks[i], kPartBytes)) parts.push_back({i, part});
+  }
+  return parts;
+}
+
+std::vector<PlacedBlock> PlaceAll(const PieceIndex& pieces) {
+  std::vector<PlacedBlock> blocks;
+  blocks.reserve(pieces.registration().pieces.size());
+  for (std::uint32_t i = 0; i < pieces.registration().pieces.size(); ++i) {
+    blocks.push_back(pieces.Place(i));
+  }
+  return blocks;
+}
+
+/// Consecutive stretches of about equal bytes, a few per thread so that a slow one evens out.
+std::vector<std::span<const Part>> Share(std::span<const Part> parts, std::uint32_t thread_count) {
+  std::uint64_t total = 0;
+  for (const Part& part : parts) total += part.place.block.bytes();
+  const std::uint64_t share = std::max<std::uint64_t>(1U << 20, total / (thread_count * 4U) + 1);
+  std::vector<std::span<const Part>> shares;
+  std::size_t begin = 0;
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    bytes += parts[i].place.block.bytes();
+    if (bytes < share && i + 1 < parts.size()) continue;
+    shares.push_back(parts.subspan(begin, i + 1 - begin));
+    begin = i + 1;
+    bytes = 0;
+  }
+  return shares;
+}
+
+struct CopyJob {
+  std::shared_ptr<const PieceIndex> pieces;
+  std::shared_ptr<const MemoryAccess> source;
+  std::shared_ptr<const MemoryAccess> target;
+  std::vector<Part> parts;
+  std::function<void(Status)> done;
+  Mutex mutex;
+  Status failure TB_GUARDED_BY(mutex);
+
+  void Run(std::span<const Part> share) {
+    for (const Part& part : share) {
+      const kernels::CopySums sums = kernels::CopyBlockReadback(part.place.At(source->bases()),
+                                                                part.place.At(target->bases()));
+      if (sums.source == sums.target) continue;
+      MutexLock lock(mutex);
+      failure = Status(
+          Code::kDataLoss,
+          fmt::format("{} reads back differently than it was written", pieces->NameOf(part.block)),
+          Reason::kChecksumMismatch);
+      return;
+    }
+  }
+  Status Outcome() {
+    MutexLock lock(mutex);
+    return failure;
+  }
+};
+
+struct DigestJob {
+  std::shared_ptr<const MemoryAccess> memory;
+  std::vector<Part> parts;
+  std::function<void(std::vector<DigestSum>)> done;
+  Mutex mutex;
+  std::vector<DigestSum> sums TB_GUARDED_BY(mutex);
+
+  void Run(std::span<const Part> share) {
+    for (const Part& part : share) {
+      const DigestSum sum = kernels::DigestBlock(part.place.At(memory->bases()));
+      MutexLock lock(mutex);
+      sums[part.block] += sum;
+    }
+  }
+  std::vector<DigestSum> Take() {
+    MutexLock lock(mutex);
+    return std::move(sums);
+  }
+};
+
+template <typename Job>
+std::vector<WorkPool::Task> TasksOf(const std::shared_ptr<Job>& job, std::uint32_t thread_count) {
+  std::vector<WorkPool::Task> tasks;
+  for (const std::span<const Part> share : Share(job->parts, thread_count)) {
+    tasks.push_back([job, share] { job->Run(share); });
+  }
+  return tasks;
+}
+
+void StartDigests(const PieceWork& work, std::span<const PlacedBlock> blocks,
+                  std::shared_ptr<const MemoryAccess> memory,
+                  std::function<void(std::vector<DigestSum>)> done) {
+  auto job = std::make_shared<DigestJob>();
+  job->memory = std::move(memory);
+  job->parts = CutAll(blocks);
+  job->done = std::move(done);
+  {
+    MutexLock lock(job->mutex);
+    job->sums.resize(blocks.size());
+  }
+  work.pool.SubmitAll(TasksOf(job, work.pool.thread_count()), work.executor,
+                      [job] { job->done(job->Take()); });
+}
+
+}  // namespace
+
+std::vector<PlacedBlock> CutBlock(const PlacedBlock& placed, std::uint64_t part_bytes) {
+  const StridedBlock& block = placed.block;
+  std::size_t dim = 0;
+  while (dim < block.rank && block.extents[dim] == 1) ++dim;
+  if (dim == block.rank || block.bytes() <= part_bytes) return {placed};
+  const std::uint64_t rows = block.extents[dim];
+  const std::uint64_t row_bytes = block.bytes() / rows;
+  const std::uint64_t step = std::max<std::uint64_t>(1, part_bytes / row_bytes);
+  std::vector<PlacedBlock> parts;
+  for (std::uint64_t row = 0; row < rows; row += step) {
+    PlacedBlock part = placed;
+    part.block.extents[dim] = std::min(step, rows - row);
+    part.offset += row * block.strides[dim];
+    part.block.stream_offset += row * block.stream_strides[dim];
+    parts.push_back(part);
+  }
+  return parts;
+}
+
+void CopyPieces(const PieceWork& work, std::shared_ptr<const PieceIndex> pieces,
+                std::shared_ptr<const MemoryAccess> source,
+                std::shared_ptr<const MemoryAccess> target, std::function<void(Status)> done) {
+  auto job = std::make_shared<CopyJob>();
+  job->parts = CutAll(PlaceAll(*pieces));
+  job->pieces = std::move(pieces);
+  job->source = std::move(source);
+  job->target = std::move(target);
+  job->done = std::move(done);
+  work.pool.SubmitAll(TasksOf(job, work.pool.thread_count()), work.executor,
+                      [job] { job->done(job->Outcome()); });
+}
+
+void DigestPieces(const PieceWork& work, std::shared_ptr<const PieceIndex> pieces,
+                  std::shared_ptr<const MemoryAccess> memory,
+                  std::function<void(std::vector<DigestSum>)> done) {
+  StartDigests(work, PlaceAll(*pieces), std::move(memory), std::move(done));
+}
+
+void DigestBlocks(const PieceWork& work, std::shared_ptr<const std::vector<PlacedBlock>> blocks,
+                  std::shared_ptr<const MemoryAccess> memory,
+                  std::function<void(std::vector<DigestSum>)> done) {
+  StartDigests(work, *blocks, std::move(memory), std::move(done));
+}
+
+}  // namespace tensorbus::agent

@@ -1,0 +1,69 @@
+#include "agent/planning.h"
+
+#include <algorithm>
+#include <fmt/format.h>
+#include <map>
+
+#include "planner/certificate.h"
+#include "tensorbus/base/clock.h"
+
+namespace tensorbus::agent {
+
+planner::Topology TopologyOf(std::span<const SessionParticipant> participants) {
+  std::map<std::string_view, planner::Topology::Node> by_host;
+  for (const SessionParticipant& participant : participants) {
+    planner::Topology::Node& node = by_host[participant.host];
+    node.source.insert(node.source.end(), participant.source_ranks.begin(),
+                       participant.source_ranks.end());
+    node.target.insert(node.target.end(), participant.target_ranks.begin(),
+                       participant.target_ranks.end());
+  }
+  planner::Topology topology;
+  for (auto& [host, node] : by_host) {
+    std::sort(node.source.begin(), node.source.end());
+    std::sort(node.target.begin(), node.target.end());
+    topology.nodes.push_back(std::move(node));
+  }
+  return topology;
+}
+
+Hash128 HashOf(const planner::Topology& topology) {
+  Hasher hasher;
+  const auto add = [&hasher](const std::vector<std::uint32_t>& ranks) {
+    hasher.AddU64(ranks.size());
+    for (const std::uint32_t rank : ranks) hasher.AddU32(rank);
+  };
+  hasher.AddU64(topology.nodes.size());
+  for (const planner::Topology::Node& node : topology.nodes) {
+    add(node.source);
+    add(node.target);
+  }
+  return hasher.Finish();
+}
+
+Result<std::shared_ptr<const PreparedPlan>> MakePlan(std::shared_ptr<const JobLayout> source,
+                                                     std::shared_ptr<const JobLayout> target,
+                                                     const planner::Topology& topology) {
+  const TimePoint begin = Clock::Real().Now();
+  auto prepared = std::make_shared<PreparedPlan>();
+  TB_ASSIGN_OR_RETURN(prepared->plan, planner::BuildPlan(*source, *target, topology));
+  TB_RETURN_IF_ERROR(planner::CheckPlan(*source, *target, topology, prepared->plan).status());
+  prepared->source = std::move(source);
+  prepared->target = std::move(target);
+  prepared->plan_seconds = Seconds(Clock::Real().Now() - begin);
+  return std::shared_ptr<const PreparedPlan>(std::move(prepared));
+}
+
+Result<std::shared_ptr<const JobLayout>> ParseLayout(std::span<const std::byte> bytes,
+                                                     const Hash128& expected) {
+  TB_ASSIGN_OR_RETURN(JobLayout layout, ParseJobLayout(bytes));
+  const Hash128 actual = tensorbus::HashOf(layout);
+  if (actual != expected) {
+    return Status(Code::kDataLoss,
+                  fmt::format("layout {} arrived as {}", expected.ToHex(), actual.ToHex()),
+                  Reason::kPlanMismatch);
+  }
+  return std::make_shared<const JobLayout>(std::move(layout));
+}
+
+}  // namespace tensorbus::agent

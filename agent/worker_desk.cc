@@ -1,0 +1,441 @@
+#include "agent/worker_desk.h"
+
+#include <fmt/format.h>
+
+#include "agent/session.h"
+#include "agent/worker_desk_internal.h"
+#include "tensorbus/base/log.h"
+#include "tensorbus/rpc/convert.h"
+#include "tensorbus/rpc/status_map.h"
+
+// A worker's way in and out: Hello, segments, registration, leaving.
+namespace tensorbus::agent {
+namespace {
+
+/// How often, and how long apart, a rank's new process waits for the kernel to tell us that the old
+/// one is gone.
+constexpr int kHelloAttempts = 20;
+constexpr Nanos kHelloRetry = std::chrono::milliseconds(50);
+
+Status CheckIdentity(const RankIdentity& identity) {
+  const char* fault = nullptr;
+  if (identity.channel.empty() || identity.job.empty()) {
+    fault = "channel and job need a name";
+  } else if (identity.rank_count == 0 || identity.rank_count > kMaxRanks) {
+    fault = "the number of ranks is out of range";
+  } else if (identity.rank >= identity.rank_count) {
+    fault = "the rank is not below the number of ranks";
+  } else if (identity.role == Role::kProducer && identity.replica != 0) {
+    fault = "a producer has no replicas";
+  }
+  if (fault == nullptr) return {};
+  return {Code::kInvalidArgument, fmt::format("{}: {}", identity.ToString(), fault),
+          Reason::kMalformed};
+}
+
+}  // namespace
+
+WorkerDesk::WorkerDesk(Options options, Executor& executor, WorkPool& pool, DeskHost& host)
+    : options_(std::move(options)),
+      executor_(executor),
+      pool_(pool),
+      host_(host),
+      alive_(std::make_shared<bool>(true)) {}
+
+WorkerDesk::~WorkerDesk() {
+  *alive_ = false;
+}
+
+void WorkerDesk::OnOpen(ConnectionId connection, PeerProcess peer) {
+  auto worker = std::make_unique<Worker>();
+  worker->connection = connection;
+  worker->peer = peer;
+  workers_.emplace(connection.value, std::move(worker));
+}
+
+void WorkerDesk::OnFrame(ConnectionId connection, wire::Frame frame) {
+  Worker* const worker = Find(connection);
+  if (worker == nullptr || worker->closing) return;
+  using wire::MessageType;
+  if (worker->rank == nullptr && frame.type != MessageType::kHello) {
+    return BreakOff(*worker, Status(Code::kInvalidArgument, "the first message must be a hello",
+                                    Reason::kMalformed));
+  }
+  switch (frame.type) {
+    case MessageType::kHello:
+      return OnHello(*worker, std::move(frame), 0);
+    case MessageType::kAttachSegment:
+      return OnAttach(*worker, std::move(frame));
+    case MessageType::kRegister:
+      return OnRegister(*worker, std::move(frame));
+    case MessageType::kPublish:
+      return OnPublish(*worker, std::move(frame));
+    case MessageType::kRequestRelease:
+      return OnRequestRelease(*worker, std::move(frame));
+    case MessageType::kUpdate:
+      return OnUpdate(*worker, std::move(frame));
+    case MessageType::kCancelUpdate:
+      return OnCancelUpdate(*worker, frame);
+    case MessageType::kHookDone:
+      return OnHookDone(*worker, frame);
+    case MessageType::kClaim:
+      return OnClaim(*worker, frame);
+    case MessageType::kGoodbye:
+      Leave(*worker, true, "left on purpose");
+      worker->closing = true;
+      return host_.CloseWorker(connection, "left on purpose");
+    case MessageType::kPing:
+      return host_.SendToWorker(connection, MessageType::kPong, frame.request, {});
+    default:
+      return BreakOff(*worker, Status(Code::kInvalidArgument,
+                                      fmt::format("message type {} is not for an agent",
+                                                  static_cast<int>(frame.type)),
+                                      Reason::kMalformed));
+  }
+}
+
+void WorkerDesk::OnClosed(ConnectionId connection, const std::string& why) {
+  Worker* const worker = Find(connection);
+  if (worker == nullptr) return;
+  Leave(*worker, false, why);
+  workers_.erase(connection.value);
+}
+
+// ---- hello
+
+void WorkerDesk::OnHello(Worker& worker, wire::Frame frame, int attempt) {
+  if (worker.rank != nullptr) {
+    return BreakOff(worker, Status(Code::kInvalidArgument, "a second hello", Reason::kMalformed));
+  }
+  const auto hello = Parse<wire::Hello>(worker, frame);
+  if (!hello.has_value()) return;
+  const bool right_protocol = hello->protocol == kProtocolVersion;
+  if (right_protocol && by_key_.contains(RankKey::Of(hello->identity)) &&
+      attempt < kHelloAttempts) {
+    // A restarted worker can be faster than the news of its predecessor's death.
+    auto kept = std::make_shared<wire::Frame>(std::move(frame));
+    executor_.PostAfter(kHelloRetry, IfThere(worker.connection, [this, kept, attempt](Worker& at) {
+                          OnHello(at, std::move(*kept), attempt + 1);
+                        }));
+    return;
+  }
+  wire::Welcome welcome;
+  welcome.status = AcceptHello(worker, *hello, frame);
+  welcome.agent = options_.agent_name;
+  welcome.staging_bytes = options_.staging_bytes;
+  Send(worker, wire::MessageType::kWelcome, frame.request, welcome);
+  if (welcome.status.ok()) return;
+  Log(LogLevel::kWarn, "worker_refused", {{"pid", worker.peer.pid}, {"error", welcome.status}});
+  worker.closing = true;
+  host_.CloseWorker(worker.connection, welcome.status.message());
+}
+
+Status WorkerDesk::AcceptHello(Worker& worker, const wire::Hello& hello, const wire::Frame& frame) {
+  if (hello.protocol != kProtocolVersion) {
+    return {Code::kFailedPrecondition,
+            fmt::format("the worker library speaks protocol {}, this agent {}; install the same "
+                        "version of tensorbus on both sides",
+                        hello.protocol, kProtocolVersion),
+            Reason::kProtocolVersion};
+  }
+  TB_RETURN_IF_ERROR(CheckIdentity(hello.identity));
+  const RankKey key = RankKey::Of(hello.identity);
+  if (const auto held = by_key_.find(key); held != by_key_.end()) {
+    return {Code::kAlreadyExists, fmt::format("{} is process {} already", hello.identity.ToString(),
+                                              workers_.at(held->second.value)->peer.pid)};
+  }
+  if (frame.fds.size() != 1) {
+    return {Code::kInvalidArgument, "a hello comes with one descriptor, the control page",
+            Reason::kMalformed};
+  }
+  Result<Mapping> page =
+      MapForeign(frame.fds.front().get(), wire::kControlPageBytes, Mapping::Access::kReadWrite);
+  if (!page.ok()) return page.status().Annotate("control page");
+  auto* const control = reinterpret_cast<wire::ControlPage*>(page->data());
+  if (control->magic != wire::ControlPage::kMagic || control->protocol != kProtocolVersion) {
+    return {Code::kInvalidArgument, "the control page is none", Reason::kMalformed};
+  }
+  auto rank = std::make_shared<Rank>();
+  rank->identity = hello.identity;
+  rank->connection = worker.connection;
+  rank->peer = worker.peer;
+  rank->page_mapping = *std::move(page);
+  rank->page = control;
+  worker.rank = std::move(rank);
+  by_key_.emplace(key, worker.connection);
+  Log(LogLevel::kInfo, "worker_connected",
+      {{"rank", worker.rank->Name()}, {"pid", worker.peer.pid}, {"library", hello.library}});
+  return {};
+}
+
+// ---- registration
+
+void WorkerDesk::OnAttach(Worker& worker, wire::Frame frame) {
+  const auto attach = Parse<wire::AttachSegment>(worker, frame);
+  if (!attach.has_value()) return;
+  Rank& rank = *worker.rank;
+  if (!rank.segments.has_value()) {
+    rank.segments.emplace(rank.is_producer() ? Mapping::Access::kRead
+                                             : Mapping::Access::kReadWrite);
+    rank.attach_failure = {};
+  }
+  SegmentOffer offer{.attach = *attach, .fd = {}};
+  if (attach->mapped && !frame.fds.empty()) offer.fd = std::move(frame.fds.front());
+  const Status added = rank.registering
+                           ? Status(Code::kFailedPrecondition,
+                                    "a registration of this rank is under way", Reason::kBusy)
+                           : rank.segments->Add(std::move(offer));
+  if (rank.attach_failure.ok()) rank.attach_failure = added;
+  Reply(worker, frame.request, added);
+}
+
+void WorkerDesk::OnRegister(Worker& worker, wire::Frame frame) {
+  auto asked = Parse<wire::Register>(worker, frame);
+  if (!asked.has_value()) return;
+  Rank& rank = *worker.rank;
+  Status refused;
+  if (rank.registering) {
+    refused = Status(Code::kFailedPrecondition, "a registration of this rank is under way",
+                     Reason::kBusy);
+  } else if (!rank.attach_failure.ok()) {
+    refused = rank.attach_failure;
+  } else if (!rank.segments.has_value()) {
+    refused = Status(Code::kInvalidArgument, "register comes after the memory segments",
+                     Reason::kMalformed);
+  }
+  if (!refused.ok()) {
+    rank.segments.reset();
+    wire::Registered answer;
+    answer.status = refused;
+    return Send(worker, wire::MessageType::kRegistered, frame.request, answer);
+  }
+  if (rank.registered) {
+    // A new layout: for everybody else this rank leaves and another one comes.
+    const std::uint64_t request = frame.request;
+    Leave(worker, true, "registers a new layout");
+    auto fresh = std::make_shared<Rank>();
+    fresh->identity = rank.identity;
+    fresh->connection = rank.connection;
+    fresh->peer = rank.peer;
+    fresh->page_mapping = std::move(rank.page_mapping);
+    fresh->page = rank.page;
+    fresh->segments = std::move(rank.segments);
+    worker.rank = std::move(fresh);
+    by_key_.emplace(RankKey::Of(worker.rank->identity), worker.connection);
+    frame.request = request;
+  }
+  Rank& joining = *worker.rank;
+  joining.registering = true;
+  joining.memory = joining.segments->Finish();
+  joining.segments.reset();
+  joining.flip = asked->flip;
+  joining.proof = asked->proof;
+  joining.leave_out = asked->leave_out;
+  worker.register_request = frame.request;
+  worker.register_deadline = executor_.Now() + options_.daemon_wait;
+  pool_.Submit([this, alive = alive_, connection = worker.connection, memory = joining.memory,
+                identity = joining.identity, &executor = executor_,
+                job = std::make_shared<wire::Register>(*std::move(asked))] {
+    auto checked = std::make_shared<Result<CheckedRegistration>>(
+        CheckRegistration(identity, std::move(*job), *memory));
+    executor.Post([this, alive, connection, checked] {
+      if (*alive) RegistrationChecked(connection, std::move(*checked));
+    });
+  });
+}
+
+void WorkerDesk::RegistrationChecked(ConnectionId connection, Result<CheckedRegistration> checked) {
+  Worker* const worker = Find(connection);
+  if (worker == nullptr) return;
+  Rank& rank = *worker->rank;
+  if (!checked.ok()) {
+    return AnswerRegistered(*worker, checked.status().Annotate(rank.Name()), {});
+  }
+  rank.pieces = std::move(checked->pieces);
+  rank.shadow = std::move(checked->shadow);
+  rank.layout = std::move(checked->layout);
+  worker->register_seconds = checked->register_seconds;
+  worker->prefault_seconds = checked->prefault_seconds;
+  worker->register_deadline = executor_.Now() + options_.daemon_wait;
+  executor_.PostAt(worker->register_deadline, IfThere(connection, [this](Worker& at) {
+                     if (at.register_request == 0 || executor_.Now() < at.register_deadline) return;
+                     AnswerRegistered(at, NoDaemon(), {});
+                   }));
+  if (host_.daemon_ready()) RegisterAtDaemon(*worker);
+}
+
+void WorkerDesk::RegisterAtDaemon(Worker& worker) {
+  const Rank& rank = *worker.rank;
+  worker.daemon_register_request = next_request_++;
+  proto::AgentMessage message;
+  proto::RegisterRank& out = *message.mutable_register_rank();
+  out.set_request(worker.daemon_register_request);
+  *out.mutable_rank() = rpc::ToProto(rank.identity);
+  out.set_layout(rank.layout);
+  out.set_flip(static_cast<std::uint32_t>(rank.flip));
+  out.set_proof(static_cast<std::uint32_t>(rank.proof));
+  out.set_memory_mode(static_cast<std::uint32_t>(rank.memory->mode()));
+  for (const std::string& name : rank.leave_out) out.add_leave_out(name);
+  out.set_known_epoch(rank.epoch.value);
+  out.set_live_version(rank.is_producer() ? rank.published.value : rank.live_version.value);
+  out.set_dirty(rank.dirty);
+  out.set_pid(static_cast<std::uint32_t>(worker.peer.pid));
+  host_.SendToDaemon(std::move(message));
+}
+
+void WorkerDesk::OnRankRegistered(const proto::RankRegistered& message) {
+  for (const auto& [id, worker] : workers_) {
+    if (worker->daemon_register_request != message.request()) continue;
+    worker->daemon_register_request = 0;
+    const Status status = rpc::FromProto(message.error());
+    const ChannelEpoch epoch{message.channel_epoch()};
+    if (worker->register_request != 0) return AnswerRegistered(*worker, status, epoch);
+    Rank& rank = *worker->rank;
+    if (!status.ok()) return BreakOff(*worker, status.Annotate("registering again"));
+    rank.registered = true;
+    rank.epoch = epoch;
+    // What was asked of a daemon that is gone is asked of this one.
+    if (worker->update.has_value()) AskUpdate(*worker);
+    for (const auto& [version, pending] : worker->releases) AskRelease(*worker, version, pending);
+    const bool sent = worker->publish.has_value() && worker->publish->daemon_request != 0;
+    if (sent) PublishAtDaemon(*worker);
+    return;
+  }
+}
+
+void WorkerDesk::AnswerRegistered(Worker& worker, const Status& status, ChannelEpoch epoch) {
+  Rank& rank = *worker.rank;
+  wire::Registered answer;
+  answer.status = status;
+  if (status.ok()) {
+    rank.registered = true;
+    rank.epoch = epoch;
+    answer.mode = rank.memory->mode();
+    answer.why = rank.memory->why();
+    answer.expected_gb_per_s = options_.copy_gb_per_s;
+    answer.epoch = epoch;
+    answer.register_seconds = worker.register_seconds;
+    answer.prefault_seconds = worker.prefault_seconds;
+    Log(LogLevel::kInfo, "rank_registered",
+        {{"rank", rank.Name()},
+         {"bytes", rank.pieces->piece_bytes()},
+         {"epoch", epoch.value},
+         {"prefault_seconds", fmt::format("{:.3f}", worker.prefault_seconds)}});
+  } else {
+    Log(LogLevel::kWarn, "rank_refused", {{"rank", rank.Name()}, {"error", status}});
+    rank.memory.reset();
+    rank.shadow.reset();
+    rank.pieces.reset();
+    worker.daemon_register_request = 0;
+  }
+  rank.registering = false;
+  Send(worker, wire::MessageType::kRegistered, std::exchange(worker.register_request, 0), answer);
+}
+
+// ---- leaving
+
+void WorkerDesk::Leave(Worker& worker, bool on_purpose, const std::string& why) {
+  if (worker.rank == nullptr) return;
+  const std::shared_ptr<Rank> rank = worker.rank;
+  const RankKey key = RankKey::Of(rank->identity);
+  const auto held = by_key_.find(key);
+  if (held == by_key_.end() || held->second != worker.connection) return;
+  by_key_.erase(held);
+  for (auto& [version, pending] : worker.releases) executor_.CancelTimer(pending.timer);
+  if (worker.update.has_value()) executor_.CancelTimer(worker.update->timer);
+  worker.releases.clear();
+  worker.update.reset();
+  worker.publish.reset();
+  worker.claim.reset();
+  const bool known = rank->registered || worker.daemon_register_request != 0;
+  rank->registered = false;
+  const Status gone(Code::kUnavailable, fmt::format("{} left: {}", rank->Name(), why),
+                    Reason::kPeerLost);
+  Log(on_purpose ? LogLevel::kInfo : LogLevel::kWarn, "rank_left",
+      {{"rank", rank->Name()}, {"why", why}});
+  if (known && host_.daemon_ready()) {
+    proto::AgentMessage message;
+    *message.mutable_leave_rank()->mutable_rank() = rpc::ToProto(rank->identity);
+    message.mutable_leave_rank()->set_on_purpose(on_purpose);
+    message.mutable_leave_rank()->set_why(why);
+    host_.SendToDaemon(std::move(message));
+  }
+  FailHooks(*rank, gone);
+  host_.OnRankLeft(*rank, why);
+}
+
+// ---- the daemon comes and goes
+
+void WorkerDesk::OnDaemonReady() {
+  for (const auto& [id, worker] : workers_) {
+    if (worker->rank == nullptr || worker->rank->pieces == nullptr) continue;
+    RegisterAtDaemon(*worker);
+  }
+}
+
+void WorkerDesk::OnDaemonLost(const Status& why) {
+  for (const auto& [id, worker] : workers_) {
+    worker->daemon_register_request = 0;
+    if (worker->rank != nullptr) worker->rank->registered = false;
+    if (worker->claim.has_value()) {
+      wire::Claimed answer;
+      answer.status = why;
+      Send(*worker, wire::MessageType::kClaimed, worker->claim->worker_request, answer);
+      worker->claim.reset();
+    }
+  }
+}
+
+std::shared_ptr<Rank> WorkerDesk::FindRank(const RankKey& key) const {
+  const auto found = by_key_.find(key);
+  if (found == by_key_.end()) return nullptr;
+  const std::shared_ptr<Rank>& rank = workers_.at(found->second.value)->rank;
+  return rank->pieces != nullptr ? rank : nullptr;
+}
+
+WorkerDesk::Worker* WorkerDesk::Find(ConnectionId connection) {
+  const auto found = workers_.find(connection.value);
+  return found == workers_.end() ? nullptr : found->second.get();
+}
+
+WorkerDesk::Worker* WorkerDesk::Find(const RankKey& key) {
+  const auto found = by_key_.find(key);
+  return found == by_key_.end() ? nullptr : Find(found->second);
+}
+
+std::function<void()> WorkerDesk::IfThere(ConnectionId connection,
+                                          std::function<void(Worker&)> task) {
+  return [this, alive = alive_, connection, task = std::move(task)] {
+    if (!*alive) return;
+    if (Worker* const worker = Find(connection)) task(*worker);
+  };
+}
+
+Status WorkerDesk::CheckRegistered(const Worker& worker) const {
+  if (worker.rank->pieces != nullptr && !worker.rank->registering) return {};
+  return {Code::kFailedPrecondition, fmt::format("{} has not registered", worker.rank->Name())};
+}
+
+Status WorkerDesk::NoDaemon() const {
+  return {
+      Code::kUnavailable,
+      fmt::format("no daemon answers at {}; start tensorbusd or give the agent another --daemon",
+                  host_.daemon_target()),
+      Reason::kNotRunning};
+}
+
+void WorkerDesk::Reply(const Worker& worker, std::uint64_t request, const Status& status) {
+  if (request == 0) return;
+  wire::Reply reply;
+  reply.status = status;
+  Send(worker, wire::MessageType::kReply, request, reply);
+}
+
+void WorkerDesk::BreakOff(Worker& worker, const Status& why) {
+  Log(LogLevel::kWarn, "worker_broken_off", {{"pid", worker.peer.pid}, {"error", why}});
+  Leave(worker, false, why.message());
+  worker.closing = true;
+  host_.CloseWorker(worker.connection, why.message());
+}
+
+}  // namespace tensorbus::agent
