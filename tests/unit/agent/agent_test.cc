@@ -1,0 +1,314 @@
+#include "agent/agent.h"
+
+#include <filesystem>
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include "tensorbus/transport/shm_transport.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/unit/agent/agent_fixture.h"
+
+// One agent, a daemon and workers that are fakes, real memory and the real shm transport: sessions
+// from start to end, and what a worker may ask outside of them.
+namespace tensorbus::agent {
+namespace {
+
+using testing::AgentFixture;
+using testing::FakeDaemon;
+using testing::FakeWorker;
+using testing::IsStatus;
+using wire::MessageType;
+
+TEST_F(AgentFixture, BringsAVersionFromTwoRowShardsToTwoColumnShards) {
+  StartPair(FlipMode::kInPlace);
+  for (std::uint32_t version = 1; version <= 3; ++version) {
+    PublishAll(version);
+    const auto updated = UpdateAll();
+    for (std::size_t i = 0; i < updated.size(); ++i) {
+      ASSERT_OK(updated[i].status);
+      EXPECT_EQ(updated[i].version, Version{version});
+      EXPECT_EQ(updated[i].bytes, 64U * 24 * 4 / 2);
+      EXPECT_EQ(updated[i].digest.bytes, updated[i].bytes);
+      EXPECT_EQ(targets[i]->CountWrong(version), 0U);
+      EXPECT_EQ(targets[i]->page().live_version.load(), version);
+    }
+  }
+  EXPECT_EQ(targets[0]->hooks(),
+            (std::vector{MessageType::kFence, MessageType::kLive, MessageType::kFence,
+                         MessageType::kLive, MessageType::kFence, MessageType::kLive}));
+}
+
+TEST_F(AgentFixture, ShadowTouchesLiveMemoryAtTheCommitOnly) {
+  StartPair(FlipMode::kShadow);
+  PublishAll(1);
+  ASSERT_OK(UpdateAll()[0].status);
+  Hold(FakeDaemon::Step::kFlipCommit);
+  PublishAll(2);
+  const auto requests = StartUpdateAll();
+  ASSERT_TRUE(daemon.AwaitReceived(proto::AgentMessage::kFlipReady, 4));
+  EXPECT_EQ(targets[0]->CountWrong(1), 0U) << "the old version, bit for bit";
+  ReleaseHeld();
+  for (const auto& updated : AwaitAll(requests)) ASSERT_OK(updated.status);
+  EXPECT_EQ(targets[0]->CountWrong(2), 0U);
+  EXPECT_EQ(targets[1]->CountWrong(2), 0U);
+  EXPECT_EQ(targets[0]->hooks(), (std::vector{MessageType::kFlipBegin, MessageType::kLive,
+                                              MessageType::kFlipBegin, MessageType::kLive}));
+}
+
+TEST_F(AgentFixture, EveryProofLevelMovesTheRightBytes) {
+  for (const Proof proof : {Proof::kOff, Proof::kStream, Proof::kReadback, Proof::kMemory}) {
+    SCOPED_TRACE(static_cast<int>(proof));
+    Restart();
+    StartPair(FlipMode::kInPlace, proof);
+    for (std::uint32_t version = 1; version <= 2; ++version) {
+      PublishAll(version);
+      for (const auto& updated : UpdateAll()) ASSERT_OK(updated.status);
+      EXPECT_EQ(targets[0]->CountWrong(version), 0U);
+      EXPECT_EQ(targets[1]->CountWrong(version), 0U);
+    }
+  }
+}
+
+TEST_F(AgentFixture, EarlyGoNeedsNoSecondMessage) {
+  StartPair(FlipMode::kInPlace);
+  PublishAll(1);
+  for (const auto& updated : UpdateAll()) ASSERT_OK(updated.status);
+  daemon.set_early_go(true);
+  Hold(FakeDaemon::Step::kGo);  // never sent: the agents must start by themselves
+  PublishAll(2);
+  for (const auto& updated : UpdateAll()) ASSERT_OK(updated.status);
+  EXPECT_EQ(targets[1]->CountWrong(2), 0U);
+}
+
+TEST_F(AgentFixture, WritesEveryAliasOfATiedWeight) {
+  AddSource(0, 1, Rows(0, 64));
+  auto& target = AddTarget(0, 1, Rows(0, 64));
+  target.AddAlias();
+  ConnectAll(FlipMode::kInPlace, Proof::kMemory);
+  PublishAll(1);
+  ASSERT_OK(UpdateAll()[0].status);
+  EXPECT_EQ(targets[0]->CountWrong(1), 0U) << "both places";
+}
+
+TEST_F(AgentFixture, WriteBetweenPublishAndReleaseIsRefusedByTheCounter) {
+  StartPair(FlipMode::kInPlace);
+  PublishAll(1);
+  ASSERT_OK(UpdateAll()[0].status);
+  Hold(FakeDaemon::Step::kFinish);
+  PublishAll(2);
+  const auto requests = StartUpdateAll();
+  ASSERT_TRUE(daemon.AwaitReceived(proto::AgentMessage::kSessionReceipt, 4));
+  sources[1]->BumpWriteCount();
+  ReleaseHeld();
+  for (const auto& updated : AwaitAll(requests)) {
+    EXPECT_THAT(updated.status, IsStatus(Code::kFailedPrecondition, Reason::kDirty));
+    EXPECT_NE(updated.status.message().find("rank 1 of 2 wrote"), std::string::npos)
+        << updated.status;
+    EXPECT_EQ(updated.version, Version{1});
+  }
+  const auto failed = daemon.Received(proto::AgentMessage::kSessionFailed);
+  ASSERT_EQ(failed.size(), 1U);
+  EXPECT_EQ(failed[0].session_failed().error().reason(),
+            static_cast<std::uint32_t>(Reason::kWriteDuringPublish));
+  EXPECT_EQ(failed[0].session_failed().dirty_target_ranks_size(), 2);
+}
+
+TEST_F(AgentFixture, WriteBeforeTheFirstByteIsRefusedAndNothingIsDirty) {
+  StartPair(FlipMode::kInPlace);
+  PublishAll(1);
+  sources[0]->BumpWriteCount();
+  for (const auto& updated : UpdateAll()) {
+    EXPECT_THAT(updated.status, IsStatus(Code::kFailedPrecondition, Reason::kWriteDuringPublish));
+  }
+}
+
+TEST_F(AgentFixture, ReceiptsCatchAWriterThatBypassesTheCounter) {
+  StartPair(FlipMode::kShadow);
+  PublishAll(1, wire::SlowConsumer::kWait, /*receipts=*/true);
+  for (const auto& updated : UpdateAll()) ASSERT_OK(updated.status);
+  PublishAll(2, wire::SlowConsumer::kWait, /*receipts=*/true);
+  sources[0]->At(0, 5) += 1;
+  for (const auto& updated : UpdateAll()) {
+    EXPECT_THAT(updated.status, IsStatus(Code::kFailedPrecondition, Reason::kWriteDuringPublish));
+    EXPECT_NE(updated.status.message().find("w"), std::string::npos);
+    EXPECT_EQ(updated.version, Version{1});
+  }
+  EXPECT_EQ(targets[0]->CountWrong(1), 0U) << "still the old version";
+}
+
+TEST_F(AgentFixture, ReceiptsOfTheFirstPublishAreCheckedThroughThePieces) {
+  StartPair(FlipMode::kShadow, Proof::kStream);
+  PublishAll(1, wire::SlowConsumer::kWait, /*receipts=*/true);
+  sources[1]->At(0, 0) += 1;
+  for (const auto& updated : UpdateAll()) {
+    EXPECT_THAT(updated.status, IsStatus(Code::kFailedPrecondition, Reason::kWriteDuringPublish));
+  }
+}
+
+TEST_F(AgentFixture, AbortAfterTheFirstByteLeavesInPlaceDirtyUntilRepaired) {
+  StartPair(FlipMode::kInPlace);
+  PublishAll(1);
+  Hold(FakeDaemon::Step::kFinish);
+  const auto requests = StartUpdateAll();
+  ASSERT_TRUE(daemon.AwaitReceived(proto::AgentMessage::kSessionReceipt, 2));
+  daemon.Abort(SessionId{1}, Status(Code::kUnavailable, "somebody left", Reason::kPeerLost));
+  for (const auto& updated : AwaitAll(requests)) {
+    EXPECT_THAT(updated.status, IsStatus(Code::kFailedPrecondition, Reason::kDirty));
+  }
+  ASSERT_TRUE(daemon.AwaitReceived(proto::AgentMessage::kSessionFailed, 1));
+  daemon.SetOnStep(nullptr);
+  for (const auto& updated : UpdateAll()) ASSERT_OK(updated.status);
+  EXPECT_EQ(targets[0]->CountWrong(1), 0U);
+}
+
+TEST_F(AgentFixture, AbortBeforeTheCommitLeavesShadowAsItWas) {
+  StartPair(FlipMode::kShadow);
+  PublishAll(1);
+  ASSERT_OK(UpdateAll()[0].status);
+  Hold(FakeDaemon::Step::kFlipCommit);
+  PublishAll(2);
+  const auto requests = StartUpdateAll();
+  ASSERT_TRUE(daemon.AwaitReceived(proto::AgentMessage::kFlipReady, 4));
+  daemon.Abort(SessionId{2}, Status(Code::kUnavailable, "somebody left", Reason::kPeerLost));
+  for (const auto& updated : AwaitAll(requests)) {
+    EXPECT_THAT(updated.status, IsStatus(Code::kUnavailable, Reason::kPeerLost));
+    EXPECT_EQ(updated.version, Version{1});
+  }
+  EXPECT_EQ(targets[0]->CountWrong(1), 0U);
+  EXPECT_EQ(targets[1]->CountWrong(1), 0U);
+}
+
+TEST_F(AgentFixture, AHookThatFailsFailsTheSessionAndNamesTheRank) {
+  StartPair(FlipMode::kInPlace);
+  targets[1]->SetHook([](MessageType type) {
+    return type == MessageType::kFence ? Status(Code::kInternal, "engine is stuck") : Status();
+  });
+  PublishAll(1);
+  for (const auto& updated : UpdateAll()) {
+    EXPECT_NE(updated.status.message().find("fence hook of policy/engine replica 0 rank 1 of 2"),
+              std::string::npos)
+        << updated.status;
+  }
+}
+
+TEST_F(AgentFixture, ATargetThatDiesMidSessionFailsItForTheOther) {
+  StartPair(FlipMode::kShadow);
+  PublishAll(1);
+  ASSERT_OK(UpdateAll()[0].status);
+  Hold(FakeDaemon::Step::kFlipPrepare);
+  PublishAll(2);
+  const auto requests = StartUpdateAll();
+  ASSERT_TRUE(daemon.AwaitReceived(proto::AgentMessage::kSourceDone, 4));
+  targets[1]->Disconnect();
+  const auto updated = targets[0]->AwaitUpdate(requests[0]);
+  EXPECT_THAT(updated.status, IsStatus(Code::kUnavailable, Reason::kPeerLost));
+  EXPECT_NE(updated.status.message().find("rank 1"), std::string::npos) << updated.status;
+  EXPECT_EQ(targets[0]->CountWrong(1), 0U);
+}
+
+TEST_F(AgentFixture, SnapshotGivesTheMemoryBackAtOnce) {
+  StartPair(FlipMode::kInPlace);
+  PublishAll(1, wire::SlowConsumer::kSnapshot);
+  EXPECT_EQ(sources[0]->page().released_version.load(), 1U);
+  EXPECT_OK(sources[0]->Release(1).status);
+  daemon.set_from_snapshot(true);
+  for (auto& source : sources) {
+    source->BumpWriteCount();
+    source->Fill(99);  // the optimizer goes on
+  }
+  for (const auto& updated : UpdateAll()) ASSERT_OK(updated.status);
+  EXPECT_EQ(targets[0]->CountWrong(1), 0U);
+  EXPECT_EQ(targets[1]->CountWrong(1), 0U);
+}
+
+TEST_F(AgentFixture, PublishRefusesWhatIsNotNewer) {
+  StartPair(FlipMode::kInPlace);
+  PublishAll(5);
+  EXPECT_THAT(sources[0]->Publish(5), IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
+  EXPECT_THAT(sources[0]->Publish(4), IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
+  EXPECT_THAT(targets[0]->Publish(6), IsStatus(Code::kFailedPrecondition, Reason::kNone));
+}
+
+TEST_F(AgentFixture, ComesBackToADaemonThatCrashed) {
+  StartPair(FlipMode::kInPlace);
+  PublishAll(1);
+  for (const auto& updated : UpdateAll()) ASSERT_OK(updated.status);
+  daemon.Crash(/*accept_again=*/true);
+  ASSERT_TRUE(daemon.AwaitReceived(proto::AgentMessage::kRegisterRank, 8));
+  const auto registered = daemon.Received(proto::AgentMessage::kRegisterRank);
+  for (std::size_t i = 4; i < 8; ++i) {
+    EXPECT_EQ(registered[i].register_rank().known_epoch(), 1U);
+    EXPECT_EQ(registered[i].register_rank().live_version(), 1U);
+  }
+  PublishAll(2);
+  for (const auto& updated : UpdateAll()) ASSERT_OK(updated.status);
+  EXPECT_EQ(targets[0]->CountWrong(2), 0U);
+}
+
+TEST_F(AgentFixture, ADaemonLostMidSessionAbortsItAndTheUpdateGoesOnAfterwards) {
+  StartPair(FlipMode::kInPlace);
+  PublishAll(1);
+  Hold(FakeDaemon::Step::kFinish);
+  const auto requests = StartUpdateAll();
+  ASSERT_TRUE(daemon.AwaitReceived(proto::AgentMessage::kSessionReceipt, 2));
+  daemon.SetOnStep(nullptr);
+  daemon.Crash(/*accept_again=*/true);
+  for (const auto& updated : AwaitAll(requests)) {
+    ASSERT_OK(updated.status);
+    EXPECT_EQ(updated.version, Version{1});
+  }
+  EXPECT_EQ(targets[0]->CountWrong(1), 0U);
+}
+
+TEST_F(AgentFixture, WithoutADaemonRequestsFailInTimeNamingIt) {
+  StartPair(FlipMode::kInPlace);
+  daemon.Crash(/*accept_again=*/false);
+  const auto updated = targets[0]->Update(/*timeout_ms=*/50);
+  EXPECT_THAT(updated.status, IsStatus(Code::kUnavailable, Reason::kNotRunning));
+  EXPECT_NE(updated.status.message().find("fake-target"), std::string::npos);
+}
+
+TEST_F(AgentFixture, ASessionEndsAtItsDeadlineSayingWhatItWaitedFor) {
+  daemon.set_timeout(std::chrono::milliseconds(100));
+  StartPair(FlipMode::kInPlace);
+  PublishAll(1);
+  Hold(FakeDaemon::Step::kGo);
+  for (const auto& updated : UpdateAll()) {
+    EXPECT_THAT(updated.status, IsStatus(Code::kDeadlineExceeded, Reason::kMissingRank));
+    EXPECT_NE(updated.status.message().find("waiting to be told to go"), std::string::npos);
+  }
+}
+
+TEST_F(AgentFixture, AnswersQueries) {
+  StartPair(FlipMode::kInPlace);
+  PublishAll(1);
+  for (const auto& updated : UpdateAll()) ASSERT_OK(updated.status);
+  proto::Query query;
+  query.mutable_trace();
+  const proto::Answer trace = daemon.Ask("agent-a", query);
+  EXPECT_GE(trace.events_size(), 5);
+  query.mutable_stats();
+  EXPECT_EQ(daemon.Ask("agent-a", query).stats().bytes_moved(), 64U * 24 * 4);
+  proto::Rank rank;
+  rank.set_channel("policy");
+  rank.set_job("trainer");
+  rank.set_role(1);
+  rank.set_rank_count(2);
+  *query.mutable_digest()->mutable_rank() = rank;
+  const proto::Answer digest = daemon.Ask("agent-a", query);
+  ASSERT_EQ(digest.digests_size(), 1);
+  EXPECT_EQ(digest.digests(0).digest().bytes(), 64U * 24 * 4 / 2);
+  proto::TensorDigest& part = *query.mutable_digest()->add_boxes();
+  part.set_tensor("w");
+  part.mutable_box()->add_lo(0);
+  part.mutable_box()->add_hi(64);
+  part.mutable_box()->add_lo(0);
+  part.mutable_box()->add_hi(1);
+  EXPECT_EQ(daemon.Ask("agent-a", query).digests(0).digest().bytes(), 32U * 4);
+  part.set_tensor("nope");
+  EXPECT_EQ(daemon.Ask("agent-a", query).error().reason(),
+            static_cast<std::uint32_t>(Reason::kUnknownTensor));
+}
+
+}  // namespace
+}  // namespace tensorbus::agent
