@@ -440,7 +440,8 @@ TEST_P(TransportConformance, DestructionEndsWhatIsNotDone) {
 
 INSTANTIATE_TEST_SUITE_P(All, TransportConformance,
                          ::testing::Values(Kind{"fake", MakeFakeWorld}, Kind{"shm", MakeShmWorld},
-                                           Kind{"tcp", MakeTcpWorld}),
+                                           Kind{"tcp", MakeTcpWorld},
+                                           Kind{"faulty", MakeFaultlessFaultyWorld}),
                          [](const auto& kind) { return std::string(kind.param.name); });
 
 }  // namespace

@@ -20,29 +20,34 @@ class FakeWorld final : public World {
  public:
   explicit FakeWorld(const WorldOptions& options)
       : source_(net_, executor_, {.endpoint = "fake://source"}),
-        target_(net_, executor_,
-                {.endpoint = "fake://target", .landing_hook = options.landing_hook}) {}
+        target_(std::make_unique<FakeTransport>(
+            net_, executor_,
+            FakeOptions{.endpoint = "fake://target", .landing_hook = options.landing_hook})) {}
   Transport& source() override { return source_; }
-  Transport& target() override { return target_; }
+  Transport& target() override { return *target_; }
   std::string peer() override { return source_.endpoint(); }
+  std::unique_ptr<Transport> TakeTarget() override { return std::move(target_); }
 
  private:
   FakeNet net_;
   ThreadExecutor executor_{"fake"};
   FakeTransport source_;
-  FakeTransport target_;
+  std::unique_ptr<FakeTransport> target_;
 };
 
 class ShmWorld final : public World {
  public:
   explicit ShmWorld(const WorldOptions& options)
-      : shm_(ShmTransport::Create({.threads = 3, .landing_hook = options.landing_hook})) {}
+      : owned_(ShmTransport::Create({.threads = 3, .landing_hook = options.landing_hook})),
+        shm_(owned_.get()) {}
   Transport& source() override { return *shm_; }
   Transport& target() override { return *shm_; }
   std::string peer() override { return ""; }
+  std::unique_ptr<Transport> TakeTarget() override { return std::move(owned_); }
 
  private:
-  std::unique_ptr<ShmTransport> shm_;
+  std::unique_ptr<ShmTransport> owned_;
+  ShmTransport* shm_;
 };
 
 class TcpWorld final : public World {
@@ -59,6 +64,7 @@ class TcpWorld final : public World {
   Transport& source() override { return *source_; }
   Transport& target() override { return *target_; }
   std::string peer() override { return source_->endpoint(); }
+  std::unique_ptr<Transport> TakeTarget() override { return std::move(target_); }
 
  private:
   std::shared_ptr<StagingBudget> staging_;
@@ -66,7 +72,35 @@ class TcpWorld final : public World {
   std::unique_ptr<TcpTransport> target_;
 };
 
+class FaultyWorld final : public World {
+ public:
+  FaultyWorld(std::unique_ptr<World> inner, std::shared_ptr<FaultPlan> plan)
+      : inner_(std::move(inner)),
+        faulty_(
+            std::make_unique<FaultyTransport>(inner_->TakeTarget(), std::move(plan), executor_)) {}
+  Transport& source() override { return inner_->source(); }
+  Transport& target() override { return *faulty_; }
+  std::string peer() override { return inner_->peer(); }
+  std::unique_ptr<Transport> TakeTarget() override { return std::move(faulty_); }
+
+ private:
+  ThreadExecutor executor_{"faulty"};
+  std::unique_ptr<World> inner_;
+  std::unique_ptr<FaultyTransport> faulty_;
+};
+
 }  // namespace
+
+std::unique_ptr<World> MakeFaultyWorld(const WorldFactory& make, std::vector<Fault> faults,
+                                       WorldOptions options) {
+  auto plan = FaultPlan::Create(std::move(faults));
+  if (options.landing_hook == nullptr) options.landing_hook = plan->Hook();
+  return std::make_unique<FaultyWorld>(make(std::move(options)), std::move(plan));
+}
+
+std::unique_ptr<World> MakeFaultlessFaultyWorld(WorldOptions options) {
+  return MakeFaultyWorld(MakeShmWorld, {}, std::move(options));
+}
 
 std::unique_ptr<World> MakeTcpWorld(WorldOptions options) {
   return std::make_unique<TcpWorld>(options);

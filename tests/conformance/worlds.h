@@ -1,9 +1,12 @@
 #pragma once
 
 #include <functional>
+#include <future>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "tensorbus/transport/faulty_transport.h"
 #include "tensorbus/transport/landing.h"
 #include "tensorbus/transport/transport.h"
 
@@ -23,6 +26,8 @@ class World {
   virtual Transport& target() = 0;
   /// What PullOptions::peer of the target must say to reach the source.
   virtual std::string peer() = 0;
+  /// Takes the target end out, for decoration.
+  virtual std::unique_ptr<Transport> TakeTarget() = 0;
 };
 
 using WorldFactory = std::function<std::unique_ptr<World>(WorldOptions)>;
@@ -31,6 +36,11 @@ std::unique_ptr<World> MakeFakeWorld(WorldOptions options);
 std::unique_ptr<World> MakeShmWorld(WorldOptions options);
 /// Two transports on the loopback.
 std::unique_ptr<World> MakeTcpWorld(WorldOptions options);
+
+/// One of the above with a FaultyTransport around its target.
+std::unique_ptr<World> MakeFaultyWorld(const WorldFactory& make, std::vector<Fault> faults,
+                                       WorldOptions options = {});
+std::unique_ptr<World> MakeFaultlessFaultyWorld(WorldOptions options);
 
 /// Runs Pull() and waits for its outcome; a pull that never ends is a failure after a minute.
 Result<PullResult> PullAndWait(Transport& transport, const RouteKey& key, RouteEnd target,
