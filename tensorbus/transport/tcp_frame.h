@@ -73,7 +73,7 @@ struct Answer {
 /// target's end, for comparison.
 struct Request {
   std::uint64_t id = 0;
-  RouteKey key;
+  RouteKey key = {};
   std::uint64_t shape = 0;
   std::uint32_t blocks = 0;
   std::uint64_t bytes = 0;
@@ -95,8 +95,8 @@ struct Trailer {
     std::uint64_t b = 0;
   };
   std::uint64_t id = 0;
-  std::uint64_t checksum = 0;  ///< XXH3-64 of the payload
-  std::vector<Part> parts;     ///< sums of the window's part of every block it touches, in order
+  std::uint64_t checksum = 0;    ///< XXH3-64 of the payload
+  std::vector<Part> parts = {};  ///< sums of the window's part of every block it touches, in order
 };
 
 /// `id` is 0 in a refusal.

@@ -80,11 +80,17 @@ void TargetStream::CloseSocket() {
 }
 
 void TargetStream::Fail(const Status& status) {
+  const bool was_ready = stage_ == Stage::kReady;
+  std::vector<std::shared_ptr<TcpPull>> hit;
+  for (const PullWindow& window : windows_) hit.push_back(window.pull);
   CloseSocket();
-  for (const auto& pull : peer_.Pulls()) {
+  if (!was_ready) hit = peer_.Pulls();
+  for (const auto& pull : hit) {
     pull->state.Fail(status.Annotate(RouteName(pull->state.key())));
     context_.finish(pull);
   }
+  // A connection that broke while nobody used it says nothing about the pulls that wait now.
+  if (was_ready) Wake();
 }
 
 void TargetStream::OnReady(std::uint32_t events) {

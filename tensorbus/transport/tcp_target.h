@@ -103,7 +103,8 @@ class TargetStream final : public IoHandler, public std::enable_shared_from_this
 
   void Connect();
   Status HandleConnected();
-  /// Closes the connection and fails the peer's pulls: their windows may have been on it.
+  /// Closes the connection and fails the pulls with a window on it; all of the peer's pulls when it
+  /// never came to work.
   void Fail(const Status& status);
   void CloseSocket();
 
