@@ -294,8 +294,14 @@ Result<std::unique_ptr<Agent>> Agent::Create(AgentOptions options, AgentParts pa
   std::unique_ptr<Agent> agent(new Agent());
   agent->executor_ = std::make_unique<ThreadExecutor>("tb-agent");
   agent->core_ = std::make_unique<Core>(std::move(options), std::move(parts), *agent->executor_);
-  TB_RETURN_IF_ERROR(agent->core_->Listen());
-  agent->executor_->Post([core = agent->core_.get()] { core->Start(); });
+  // On the executor: the first worker may be there before Listen() has returned.
+  std::promise<Status> listening;
+  agent->executor_->Post([core = agent->core_.get(), &listening] {
+    Status listens = core->Listen();
+    if (listens.ok()) core->Start();
+    listening.set_value(std::move(listens));
+  });
+  TB_RETURN_IF_ERROR(listening.get_future().get());
   return agent;
 }
 

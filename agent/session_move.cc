@@ -163,8 +163,9 @@ Status Session::CheckRoute(const TargetPart& part, const BoundRoute& route,
       const auto writer = std::find_if(sources_.begin(), sources_.end(), [&](const SourcePart& s) {
         return s.rank->identity.rank == route.source_rank;
       });
+      const CopyOp& op = planner::RouteOps(plan_->plan, route.source_rank, route.target_rank)[i];
       return WrittenDuringPublish(*writer->rank, spec_.version,
-                                  part.rank->pieces->NameOf(route.blocks[i].piece));
+                                  plan_->target->tensors[op.tensor].spec.name + op.box.ToString());
     }
   }
   return {};
