@@ -41,7 +41,7 @@ _SPELLINGS = {
 
 def dtype_name(dtype: Any) -> str:
     """Our spelling of a dtype of PyTorch, NumPy or a string ("BF16", "torch.bfloat16", "bf16")."""
-    text = getattr(dtype, "name", None) or str(dtype)
+    text = dtype.__name__ if isinstance(dtype, type) else getattr(dtype, "name", None) or str(dtype)
     text = text.removeprefix("torch.").lower()
     text = _SPELLINGS.get(text, text)
     if text not in DTYPES:

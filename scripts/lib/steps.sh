@@ -103,5 +103,6 @@ install_into_venv() {
     [ ! -x "$program" ] || ln -sfn "$program" "$TB_VENV/bin/$(basename "$program")"
   done
   site=$("$TB_VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-  [ ! -d "$TB_ROOT/python" ] || printf '%s\n' "$TB_ROOT/python" >"$site/tensorbus-source.pth"
+  # There the package is the compiled module beside links to the sources.
+  printf '%s\n' "$TB_ROOT/build/$TB_PRESET/python" >"$site/tensorbus-source.pth"
 }

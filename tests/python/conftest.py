@@ -13,8 +13,11 @@ ROOT = Path(__file__).resolve().parents[2]
 try:
     import tensorbus.models  # noqa: F401
 except ImportError:
-    sys.path.insert(0, str(ROOT / "python"))
-    os.environ["PYTHONPATH"] = str(ROOT / "python")  # for the processes that tests start
+    # In a build folder the package is the compiled module beside links to the sources.
+    built = sorted(ROOT.glob("build/*/python/tensorbus/_core.*.so"), key=lambda path: path.stat().st_mtime)
+    package = str(built[-1].parents[1] if built else ROOT / "python")
+    sys.path.insert(0, package)
+    os.environ["PYTHONPATH"] = package  # for the processes that tests start
 
 
 @pytest.fixture
