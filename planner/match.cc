@@ -4,6 +4,7 @@
 #include <unordered_map>
 
 #include "planner/class_plan.h"
+#include "planner/near_names.h"
 
 namespace tensorbus::planner {
 namespace {
@@ -34,37 +35,13 @@ class NameIndex {
   std::size_t guess_ = 0;
 };
 
-/// Source names that look most like `name`: longest common prefix and suffix together.
-std::vector<std::string> NearNames(const JobLayout& source, std::string_view name) {
-  constexpr std::size_t kNear = 5;
-  std::vector<std::pair<std::size_t, std::string_view>> scored;
-  for (const JobLayout::Tensor& tensor : source.tensors) {
-    const std::string_view other = tensor.spec.name;
-    const std::size_t shorter = std::min(name.size(), other.size());
-    std::size_t prefix = 0;
-    while (prefix < shorter && name[prefix] == other[prefix]) ++prefix;
-    std::size_t suffix = 0;
-    while (prefix + suffix < shorter &&
-           name[name.size() - 1 - suffix] == other[other.size() - 1 - suffix]) {
-      ++suffix;
-    }
-    const std::size_t longer = std::max(name.size(), other.size());
-    if (2 * (prefix + suffix) >= longer) scored.emplace_back(longer - prefix - suffix, other);
-  }
-  std::sort(scored.begin(), scored.end());
-  if (scored.size() > kNear) scored.resize(kNear);
-  std::vector<std::string> near;
-  for (const auto& [score, other] : scored) near.emplace_back(other);
-  return near;
-}
-
 Status Unknown(const JobLayout& source, const std::string& name, PlanFault* fault) {
   PlanFault details;
   details.tensor = name;
-  details.near_names = NearNames(source, name);
-  std::string hint;
-  for (const std::string& near : details.near_names)
-    hint += fmt::format("{}'{}'", hint.empty() ? "; near: " : ", ", near);
+  NearNames near(name);
+  for (const JobLayout::Tensor& tensor : source.tensors) near.Consider(tensor.spec.name);
+  details.near_names = near.Take();
+  const std::string hint = NearNames::Hint(details.near_names);
   if (fault != nullptr) *fault = std::move(details);
   return {Code::kFailedPrecondition,
           fmt::format("tensor '{}': the source has no tensor of this name{}", name, hint),

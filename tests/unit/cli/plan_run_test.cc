@@ -1,0 +1,195 @@
+#include "tensorbus/cli/plan_run.h"
+
+#include <filesystem>
+#include <fstream>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sstream>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+namespace tensorbus::cli {
+namespace {
+
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+constexpr const char* kSource = R"json({"format": "tensorbus-layout-1", "ranks": 2, "tensors": [
+  {"name": "a", "dtype": "f32", "shape": [8], "mesh": [["x", 2]], "placements": ["Shard(0)"]
+},
+  {"name": "s", "dtype": "f32", "shape": [], "mesh": [["x", 2]], "placements": ["Replicate"]}]
+})json";
+constexpr const char* kTarget = R"json({"format": "tensorbus-layout-1", "ranks": 1, "tensors": [
+  {"name": "a", "dtype": "f32", "shape": [8], "boxes": [[[[2, 6]]]]},
+  {"name": "s", "dtype": "f32", "shape": [], "boxes": [[[]]]}]})json";
+
+class PlanRunTest : public ::testing::Test {
+ protected:
+  PlanRunTest()
+      : folder_(std::filesystem::temp_directory_path() /
+                ("tensorbus-plan-" + std::to_string(getpid()))) {
+    std::filesystem::create_directory(folder_);
+    options_.source = Write("a.json", kSource);
+    options_.target = Write("b.json", kTarget);
+    options_.json = true;
+  }
+  ~PlanRunTest() override { std::filesystem::remove_all(folder_); }
+
+  std::string Write(const std::string& name, const std::string& text) const {
+    std::ofstream(folder_ / name) << text;
+    return folder_ / name;
+  }
+  /// Runs and returns the exit code; what it printed is kept.
+  int Run() {
+    std::ostringstream out;
+    std::ostringstream err;
+    const int code = RunPlan(options_, out, err);
+    err_ = err.str();
+    json_ = out.str().empty() ? Json() : Json::parse(out.str());
+    return code;
+  }
+
+  std::filesystem::path folder_;
+  PlanOptions options_;
+  Json json_;
+  std::string err_;
+};
+
+TEST_F(PlanRunTest, ReportsTheFiguresOfTwoFiles) {
+  ASSERT_EQ(Run(), 0);
+  EXPECT_EQ(json_["tensors"], 2);
+  EXPECT_EQ(json_["unique_bytes"], 20);
+  EXPECT_EQ(json_["recv_bytes"], Json({20}));
+  EXPECT_EQ(json_["relay_bytes"], Json({0}));
+  EXPECT_EQ(json_["node_in_bytes"], Json({20}));
+  EXPECT_EQ(json_["lower_bound_bytes"], 20);
+  EXPECT_EQ(json_["rounds"], 2);
+  EXPECT_EQ(json_["certificate"]["valid"], true);
+  EXPECT_EQ(json_["certificate"]["bytes"], 20);
+  EXPECT_EQ(json_["digest"].get<std::string>().size(), 32U);
+  EXPECT_THAT(err_, HasSubstr("2->1"));
+  options_.json = false;
+  EXPECT_EQ(Run(), 0);
+  EXPECT_TRUE(json_.is_null());
+}
+
+TEST_F(PlanRunTest, WritesOneOpALine) {
+  options_.ops = folder_ / "ops";
+  ASSERT_EQ(Run(), 0);
+  std::ifstream file(folder_ / "ops");
+  std::string line;
+  ASSERT_TRUE(std::getline(file, line));
+  EXPECT_EQ(line, R"json({"tensor": "a", "source": 0, "target": 0, "box": [[2, 4]]})json");
+  options_.ops = folder_ / "no" / "ops";
+  EXPECT_NE(Run(), 0);
+  EXPECT_THAT(json_["error"]["message"], HasSubstr("no/ops"));
+}
+
+TEST_F(PlanRunTest, ExplainsOneTensor) {
+  options_.explain = "a";
+  ASSERT_EQ(Run(), 0);
+  EXPECT_EQ(json_["explain"]["ops"].size(), 2U);
+  EXPECT_THAT(err_, HasSubstr("target    0 <- source    1"));
+  options_.explain = "z";
+  EXPECT_EQ(Run(), 2);
+}
+
+TEST_F(PlanRunTest, TopologyMakesCopiesLocal) {
+  options_.topology = Write("t.json", R"json({"nodes": [{"source": [0, 1], "target": [0]}],
+                                          "same_device": [[1, 0]]})json");
+  ASSERT_EQ(Run(), 0);
+  EXPECT_EQ(json_["local_bytes"], Json({12}));
+  EXPECT_EQ(json_["node_in_bytes"], Json({0}));
+  options_.topology = Write("t.json", R"json({"same_device": [[2, 0]]})json");
+  EXPECT_EQ(Run(), 2);
+  EXPECT_THAT(err_, HasSubstr("source rank 2"));
+  options_.topology = Write("t.json", R"json({"nodes": 3})json");
+  EXPECT_EQ(Run(), 2);
+}
+
+TEST_F(PlanRunTest, APlanThatCannotBeExitsWithOneAndDetails) {
+  options_.target = Write("b.json", R"json({"format": "tensorbus-layout-1", "ranks": 1, "tensors": [
+    {"name": "aa", "dtype": "f32", "shape": [8], "boxes": [[[[2, 6]]]]}]})json");
+  EXPECT_EQ(Run(), 1);
+  EXPECT_EQ(json_["error"]["reason"], "unknown_tensor");
+  EXPECT_EQ(json_["error"]["tensor"], "aa");
+  EXPECT_EQ(json_["error"]["candidates"], Json({"a"}));
+
+  options_.target = Write("b.json", kTarget);
+  options_.source = Write("a.json", R"json({"format": "tensorbus-layout-1", "ranks": 2, "tensors": [
+    {"name": "a", "dtype": "f32", "shape": [8], "boxes": [[[[0, 3]]], [[[4, 8]]]]},
+    {"name": "s", "dtype": "f32", "shape": [], "boxes": [[[]], []]}]})json");
+  EXPECT_EQ(Run(), 1);
+  EXPECT_EQ(json_["error"]["code"], "FAILED_PRECONDITION");
+  EXPECT_EQ(json_["error"]["reason"], "no_holder");
+  EXPECT_EQ(json_["error"]["rank"], 0);
+  EXPECT_EQ(json_["error"]["box"], Json::parse("[[3, 4]]"));
+  EXPECT_EQ(json_["error"]["candidates"], Json({0, 1}));
+}
+
+TEST_F(PlanRunTest, BadInputAndUsageExitWithTwo) {
+  options_.source = Write("a.json", "{");
+  EXPECT_EQ(Run(), 2);
+  EXPECT_THAT(json_["error"]["message"], HasSubstr("a.json"));
+  options_.source = folder_ / "none";
+  EXPECT_EQ(Run(), 2);
+  options_.source.clear();
+  EXPECT_EQ(Run(), 2);
+  options_.target.clear();
+  EXPECT_EQ(Run(), 2);
+  options_.relays = "on";
+  EXPECT_EQ(Run(), 2);
+  EXPECT_THAT(err_, HasSubstr("not supported yet"));
+  options_.relays = "maybe";
+  EXPECT_EQ(Run(), 2);
+}
+
+/// The layouts file that is shipped.
+class ScenarioTest : public PlanRunTest {
+ protected:
+  ScenarioTest() {
+    options_.source.clear();
+    options_.target.clear();
+    options_.layouts = TENSORBUS_MANIFESTS "/layouts.json";
+  }
+};
+
+TEST_F(ScenarioTest, FindsScenariosByPrefix) {
+  options_.scenario = "T05";
+  ASSERT_EQ(Run(), 0);
+  EXPECT_EQ(json_["scenario"], "T05-megatron-tp4-over-2-kv-groups");
+  options_.scenario = "T1";
+  EXPECT_EQ(Run(), 2);
+  EXPECT_THAT(err_, HasSubstr("ambiguous"));
+  EXPECT_THAT(err_, HasSubstr("T13-uneven-fsdp3-over-tp4"));
+  options_.scenario = "T99";
+  EXPECT_EQ(Run(), 2);
+  EXPECT_THAT(err_, HasSubstr("near: T01"));
+}
+
+/// Every tiny scenario against the figures computed by three independent programs.
+TEST_F(ScenarioTest, TinyScenariosAgreeWithTheReference) {
+  std::ifstream file(TENSORBUS_MANIFESTS "/expected_bytes.json");
+  const Json expected = Json::parse(file);
+  int checked = 0;
+  for (const auto& [id, want] : expected.items()) {
+    if (id[0] != 'T') continue;
+    options_.scenario = id;
+    ASSERT_EQ(Run(), 0) << id << err_;
+    EXPECT_EQ(json_["unique_bytes"], want["unique_bytes"]) << id;
+    EXPECT_EQ(json_["recv_bytes"], want["recv_min"]) << id;
+    EXPECT_EQ(json_["local_bytes"], want["local_bytes"]) << id;
+    const std::uint64_t numerator = want["send_minmax_p2p"][0].get<std::uint64_t>();
+    const std::uint64_t denominator = want["send_minmax_p2p"][1].get<std::uint64_t>();
+    const std::uint64_t recv = *std::max_element(want["recv_min"].begin(), want["recv_min"].end());
+    EXPECT_EQ(json_["lower_bound_bytes"],
+              std::max(recv, (numerator + denominator - 1) / denominator))
+        << id;
+    ++checked;
+  }
+  EXPECT_EQ(checked, 13);
+}
+
+}  // namespace
+}  // namespace tensorbus::cli

@@ -1,0 +1,105 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "planner/plan.h"
+#include "tensorbus/types/placement.h"
+
+namespace tensorbus::planner {
+
+inline Shape MakeShape(const std::vector<std::uint64_t>& dims) {
+  return Shape::Create(dims).value();
+}
+inline Box MakeBox(const std::vector<Range>& ranges) {
+  return Box(ranges);
+}
+inline Placement Shard(int dim) {
+  return {Placement::Kind::kShard, dim, 1};
+}
+inline Placement Strided(int dim, std::uint64_t factor) {
+  return {Placement::Kind::kStridedShard, dim, factor};
+}
+inline DeviceMesh Mesh(const std::vector<std::uint32_t>& sizes) {
+  DeviceMesh mesh;
+  for (const std::uint32_t size : sizes) mesh.axes.push_back({"m", size});
+  return mesh;
+}
+inline std::uint32_t RanksOf(const DeviceMesh& mesh) {
+  std::uint32_t ranks = 1;
+  for (const DeviceMesh::Axis& axis : mesh.axes) ranks *= axis.size;
+  return ranks;
+}
+/// A job that holds `specs` all alike.
+inline JobLayout JobOf(std::uint32_t ranks, std::vector<TensorSpec> specs, Holding holding) {
+  JobLayout job;
+  job.rank_count = ranks;
+  for (TensorSpec& spec : specs) job.tensors.push_back({std::move(spec), 0});
+  job.holdings.push_back(std::move(holding));
+  return job;
+}
+
+/// Whether a rank holds an element, by asking its boxes.
+inline bool Holds(const Holding& holding, std::uint32_t rank,
+                  const std::vector<std::uint64_t>& at) {
+  for (const RankBoxes& held : holding.ranks) {
+    if (held.rank != rank) continue;
+    for (const Box& box : held.boxes) {
+      bool inside = true;
+      for (std::size_t d = 0; d < at.size(); ++d) {
+        const Range& range = box[static_cast<int>(d)];
+        inside = inside && range.lo <= at[d] && at[d] < range.hi;
+      }
+      if (inside) return true;
+    }
+  }
+  return false;
+}
+
+/// Calls `use` with every index of a shape.
+template <typename Use>
+void ForEachIndex(const Shape& shape, Use use) {
+  std::vector<std::uint64_t> at(static_cast<std::size_t>(shape.rank()), 0);
+  for (std::uint64_t i = 0; i < shape.elements(); ++i) {
+    std::uint64_t rest = i;
+    for (std::size_t d = at.size(); d-- > 0;) {
+      at[d] = rest % shape[static_cast<int>(d)];
+      rest /= shape[static_cast<int>(d)];
+    }
+    use(at);
+  }
+}
+
+/// Element by element: every needed element is written once, from a rank that holds it, and nothing
+/// else is. Empty when all is well, else the first fault.
+inline std::string ElementFault(const JobLayout& source, const JobLayout& target,
+                                const Plan& plan) {
+  for (std::uint32_t t = 0; t < target.tensors.size(); ++t) {
+    const JobLayout::Tensor& wanted = target.tensors[t];
+    const Holding* held = nullptr;
+    for (const JobLayout::Tensor& tensor : source.tensors) {
+      if (tensor.spec.name == wanted.spec.name) held = &source.HoldingOf(tensor);
+    }
+    for (std::uint32_t rank = 0; rank < target.rank_count; ++rank) {
+      std::string fault;
+      ForEachIndex(wanted.spec.shape, [&](const std::vector<std::uint64_t>& at) {
+        int writes = 0;
+        for (const CopyOp& op : plan.ops) {
+          if (op.tensor != t || op.target != rank) continue;
+          const Holding one{{{0, {op.box}}}};
+          if (!Holds(one, 0, at)) continue;
+          ++writes;
+          if (!Holds(*held, op.source, at)) fault = "from a rank that does not hold it";
+        }
+        const int wants = Holds(target.HoldingOf(wanted), rank, at) ? 1 : 0;
+        if (writes != wants) fault = std::to_string(writes) + " writes";
+      });
+      if (!fault.empty())
+        return wanted.spec.name + ": target " + std::to_string(rank) + ": " + fault;
+    }
+  }
+  return "";
+}
+
+}  // namespace tensorbus::planner
