@@ -3,6 +3,7 @@
 #include <optional>
 #include <vector>
 
+#include "tensorbus/transport/foreign_landing.h"
 #include "tensorbus/transport/part_plan.h"
 #include "tensorbus/transport/pull_state.h"
 #include "tensorbus/transport/route_check.h"
@@ -130,12 +131,8 @@ void FakeTransport::MoveOne(const State& state, Job& job) {
     const AccessScope access(job.source->gate);
     if (!access) job.pull.Fail(WithdrawnMeanwhile(key));
     if (access) {
-      for (const PartPlan::Item& item : job.plan->part(job.next_part)) {
-        job.pull.Add(item.block,
-                     LandFromMemory(key, job.source->end.blocks[item.block], job.pull.target(),
-                                    item.block, item.range, job.pull.options().proof,
-                                    kernels::StoreKind::kPlain, state.options.landing_hook));
-      }
+      LandParts(job.pull, job.source->end, job.plan->part(job.next_part),
+                kernels::StoreKind::kPlain, state.options.landing_hook);
       ++job.next_part;
     }
   }

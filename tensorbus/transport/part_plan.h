@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "tensorbus/kernels/digest.h"
+#include "tensorbus/transport/stream_map.h"
 #include "tensorbus/transport/transport.h"
 
 namespace tensorbus::transport {
@@ -12,10 +12,7 @@ namespace tensorbus::transport {
 /// A route cut into pieces of work of about equal size, for threads to share. Immutable.
 class PartPlan {
  public:
-  struct Item {
-    std::uint32_t block = 0;
-    kernels::ByteRange range;
-  };
+  using Item = BlockPart;
 
   /// Large blocks are cut on the edges of the target's rows where rows are shorter than a part;
   /// small blocks are put together, at most kItemsMax of them. Blocks without bytes are left out.

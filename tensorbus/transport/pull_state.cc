@@ -4,6 +4,7 @@
 #include <chrono>
 #include <fmt/format.h>
 
+#include "tensorbus/transport/foreign_landing.h"
 #include "tensorbus/transport/route_check.h"
 
 namespace tensorbus::transport {
@@ -114,32 +115,49 @@ bool PullState::Report() {
   return true;
 }
 
-Status PullState::CheckMemory() {
-  const auto blocks = static_cast<std::uint32_t>(target_.end().blocks.size());
-  const auto sum_of = [&](const StridedBlock& place, DigestSum& sum) -> Status {
-    const std::uint64_t bytes = place.bytes();
+Status PullState::SumPlaces(std::span<const StridedBlock> places,
+                            std::vector<DigestSum>& sums) const {
+  if (ForeignMemory* const memory = target_.end().memory.get(); memory != nullptr) {
+    Result<std::vector<DigestSum>> read = DigestForeign(*memory, places, options_.deadline);
+    if (!read.ok()) return read.status().Annotate(RouteName(key_) + ": last check");
+    sums = *std::move(read);
+    return {};
+  }
+  sums.assign(places.size(), {});
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    const std::uint64_t bytes = places[i].bytes();
     for (std::uint64_t at = 0; at < bytes; at += kCheckStretchBytes) {
       if (std::chrono::steady_clock::now() >= options_.deadline) {
         return {Code::kDeadlineExceeded, RouteName(key_) + ": deadline passed in the last check"};
       }
-      sum += kernels::DigestRange(place,
-                                  {.first = at, .count = std::min(bytes - at, kCheckStretchBytes)});
+      sums[i] += kernels::DigestRange(
+          places[i], {.first = at, .count = std::min(bytes - at, kCheckStretchBytes)});
     }
-    return {};
-  };
+  }
+  return {};
+}
+
+Status PullState::CheckMemory() {
+  const auto blocks = static_cast<std::uint32_t>(target_.end().blocks.size());
+  std::vector<DigestSum> want;
+  {
+    const MutexLock lock(mutex_);
+    want = result_.source.blocks;
+  }
+  std::vector<StridedBlock> places;
+  for (std::uint32_t i = 0; i < blocks; ++i) places.push_back(target_.check(i));
+  for (const RouteEnd::Alias& alias : target_.end().aliases) places.push_back(alias.place);
+  std::vector<DigestSum> sums;
+  TB_RETURN_IF_ERROR(SumPlaces(places, sums));
   for (std::uint32_t i = 0; i < blocks; ++i) {
-    DigestSum want;
-    {
-      const MutexLock lock(mutex_);
-      want = result_.source.blocks[i];
+    if (sums[i] != want[i]) {
+      return BlockMismatch(key_, i, "memory changed after it was written");
     }
-    DigestSum sum;
-    TB_RETURN_IF_ERROR(sum_of(target_.check(i), sum));
-    if (sum != want) return BlockMismatch(key_, i, "memory changed after it was written");
-    for (const RouteEnd::Alias& alias : target_.aliases(i)) {
-      sum = {};
-      TB_RETURN_IF_ERROR(sum_of(alias.place, sum));
-      if (sum != want) return BlockMismatch(key_, i, "an alias changed after it was written");
+  }
+  for (std::size_t i = 0; i < target_.end().aliases.size(); ++i) {
+    const std::uint32_t block = target_.end().aliases[i].block;
+    if (sums[blocks + i] != want[block]) {
+      return BlockMismatch(key_, block, "an alias changed after it was written");
     }
   }
   MutexLock lock(mutex_);

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -50,6 +51,8 @@ class PullState {
   bool Report();
 
  private:
+  /// Sums of places of the target, read from memory. Error: kDeadlineExceeded, or ForeignMemory's.
+  Status SumPlaces(std::span<const StridedBlock> places, std::vector<DigestSum>& sums) const;
   /// kMemory's pass over the whole target. Error: kChecksumMismatch naming the block.
   Status CheckMemory();
 

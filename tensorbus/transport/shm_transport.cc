@@ -4,6 +4,7 @@
 #include <chrono>
 #include <pthread.h>
 
+#include "tensorbus/transport/foreign_landing.h"
 #include "tensorbus/transport/part_plan.h"
 #include "tensorbus/transport/pull_state.h"
 #include "tensorbus/transport/route_check.h"
@@ -127,12 +128,7 @@ void ShmTransport::RunPart(Job& job, std::size_t part) {
   {
     const AccessScope access(job.source->gate);
     if (access) {
-      for (const PartPlan::Item& item : job.plan.part(part)) {
-        job.pull.Add(item.block,
-                     LandFromMemory(job.pull.key(), job.source->end.blocks[item.block],
-                                    job.pull.target(), item.block, item.range,
-                                    job.pull.options().proof, job.store, options_.landing_hook));
-      }
+      LandParts(job.pull, job.source->end, job.plan.part(part), job.store, options_.landing_hook);
     } else {
       job.pull.Fail(WithdrawnMeanwhile(job.pull.key()));
     }

@@ -21,8 +21,9 @@ struct ShmOptions {
   LandingHook landing_hook = nullptr;  ///< for tests
 };
 
-/// Copies between memories that this process has mapped: both ends of a route are exposed to and
-/// pulled by one agent. A bounded set of threads shares the parts of all pulls in turn.
+/// Copies between memories on this host: both ends of a route are exposed to and pulled by one
+/// agent. Mapped memory is copied straight, foreign memory through stages. A bounded set of threads
+/// shares the parts of all pulls in turn.
 class ShmTransport final : public Transport {
  public:
   static std::unique_ptr<ShmTransport> Create(ShmOptions options = {});

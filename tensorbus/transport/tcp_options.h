@@ -27,7 +27,8 @@ struct TcpOptions {
   unsigned streams_per_peer = 2;  ///< connections to each peer that is pulled from
   std::uint64_t window_bytes = std::uint64_t{1} << 20;   ///< of one request, at most 64 MiB
   std::uint64_t credit_bytes = std::uint64_t{16} << 20;  ///< of one pull, asked for and not landed
-  /// Buffer of each I/O thread for runs too short for the socket. All that is ever staged.
+  /// Buffer of each I/O thread for runs too short for the socket. All that is ever staged, but for
+  /// foreign memory: of that 1 MiB for each connection that is moving it.
   std::uint64_t scratch_bytes = 256 << 10;
   /// Where the scratch is counted; none: a budget of its own of the default size.
   std::shared_ptr<StagingBudget> staging = nullptr;

@@ -42,7 +42,9 @@ std::optional<PullWindow> Peer::Claim() {
     const std::shared_ptr<TcpPull>& pull = pulls_[turn_];
     const bool all_asked = pull->asked && pull->next == pull->map.bytes();
     if (all_asked || pull->state.failed()) continue;
-    const std::uint64_t bytes_max = std::min(options.window_bytes, options.credit_bytes);
+    const bool foreign = pull->state.target().end().memory != nullptr;
+    std::uint64_t bytes_max = std::min(options.window_bytes, options.credit_bytes);
+    if (foreign) bytes_max = std::min(bytes_max, kForeignBufferBytes);
     const std::uint64_t count = pull->map.Window(pull->next, bytes_max, kPartsMax);
     if (pull->in_flight_bytes != 0 && pull->in_flight_bytes + count > options.credit_bytes) {
       continue;

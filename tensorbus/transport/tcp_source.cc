@@ -9,10 +9,18 @@
 
 #include "tensorbus/base/log.h"
 #include "tensorbus/kernels/copy.h"
+#include "tensorbus/transport/foreign_landing.h"
 #include "tensorbus/transport/route_check.h"
 #include "tensorbus/transport/tcp_auth.h"
 
 namespace tensorbus::transport::tcp {
+
+namespace {
+
+/// How long a foreign source may take to give the bytes of one load.
+constexpr auto kLoadTimeout = std::chrono::seconds(30);
+
+}  // namespace
 
 SourceConnection::SourceConnection(IoLoop& loop, SourceContext& context, UniqueFd fd)
     : loop_(loop), context_(context), fd_(std::move(fd)) {
@@ -41,6 +49,7 @@ void SourceConnection::Close() {
   handshake_timer_.reset();
   window_.reset();
   requests_.clear();
+  buffer_ = ForeignBuffer();
   loop_.Unwatch(fd_.get());
   fd_.reset();
 }
@@ -68,7 +77,8 @@ void SourceConnection::OnReady(std::uint32_t events) {
 void SourceConnection::UpdateInterest() {
   std::uint32_t interest = 0;
   if (requests_.size() < kRequestsMax && stage_ != Stage::kRefused) interest |= EPOLLIN;
-  if (!out_.empty() || window_.has_value() || !requests_.empty()) interest |= EPOLLOUT;
+  const bool has_answers = !loading_ && (window_.has_value() || !requests_.empty());
+  if (!out_.empty() || has_answers) interest |= EPOLLOUT;
   if (interest == interest_) return;
   interest_ = interest;
   loop_.Rewatch(fd_.get(), interest);
@@ -196,14 +206,24 @@ void SourceConnection::StartWindow() {
 Transfer SourceConnection::SendStretch(Window& window) {
   const std::uint64_t at = window.request.first + window.sent;
   const std::uint64_t left = window.request.count - window.sent;
+  const bool foreign = window.source->end.memory != nullptr;
   const std::span<std::byte> scratch = loop_.scratch();
   std::array<std::span<std::byte>, kRunsPerCall> runs;
   std::size_t run_count = 0;
+  if (loading_) return {.would_block = true};
   const AccessScope access(window.source->gate);
-  if (!access || window.withdrawn) {
-    window.withdrawn = true;
+  if (!access && window.failure.ok()) window.failure = WithdrawnMeanwhile(window.request.key);
+  if (!window.failure.ok()) {
     runs[run_count++] = scratch.first(std::min<std::size_t>(scratch.size(), left));
     std::memset(scratch.data(), 0, runs[0].size());
+  } else if (foreign) {
+    const std::uint64_t used = window.sent - window.loaded_first;
+    if (used == window.loaded_bytes) {
+      Load(window);
+      return {.would_block = true};
+    }
+    runs[run_count++] =
+        buffer_.bytes().subspan(used, std::min(kStretchBytes, window.loaded_bytes - used));
   } else if (window.packed) {
     const auto bytes = std::min<std::size_t>(scratch.size(), left);
     std::size_t filled = 0;
@@ -222,9 +242,52 @@ Transfer SourceConnection::SendStretch(Window& window) {
     }
   }
   const Transfer transfer = SendRuns(fd_.get(), std::span(runs).first(run_count), true);
-  if (!window.withdrawn) Account(window, std::span(runs).first(run_count), transfer.bytes);
+  if (window.failure.ok()) Account(window, std::span(runs).first(run_count), transfer.bytes);
   window.sent += transfer.bytes;
   return transfer;
+}
+
+void SourceConnection::Load(Window& window) {
+  loading_ = true;
+  const std::uint64_t first = window.request.first + window.sent;
+  const std::uint64_t count = std::min(kForeignBufferBytes, window.request.count - window.sent);
+  // Shared, since a task has to be copyable.
+  const auto buffer = std::make_shared<ForeignBuffer>(std::move(buffer_));
+  context_.offload([self = shared_from_this(), load = ++loads_, source = window.source, first,
+                    count, key = window.request.key, buffer] {
+    const TimePoint deadline = std::chrono::steady_clock::now() + kLoadTimeout;
+    Status status;
+    if (buffer->empty()) {
+      Result<StagingBudget::Lease> lease =
+          self->context_.options.staging->Acquire(kForeignBufferBytes, deadline);
+      if (lease.ok()) {
+        *buffer = ForeignBuffer(*std::move(lease));
+      } else {
+        status = lease.status();
+      }
+    }
+    if (status.ok()) {
+      std::vector<BlockPart> parts;
+      source->map.ForEachPart(first, count, [&](const BlockPart& part) { parts.push_back(part); });
+      const AccessScope access(source->gate);
+      status = access ? ReadParts(source->end, parts, buffer->bytes().first(count), deadline)
+                      : WithdrawnMeanwhile(key);
+    }
+    self->loop_.Post([self, load, count, buffer, status] {
+      self->Loaded(load, count, std::move(*buffer), status);
+    });
+  });
+}
+
+void SourceConnection::Loaded(std::uint64_t load, std::uint64_t bytes, ForeignBuffer buffer,
+                              const Status& status) {
+  if (load != loads_ || !fd_.valid() || !window_.has_value()) return;
+  loading_ = false;
+  buffer_ = std::move(buffer);
+  window_->failure = status;
+  window_->loaded_first = window_->sent;
+  window_->loaded_bytes = status.ok() ? bytes : 0;
+  OnReady(0);
 }
 
 void SourceConnection::Account(Window& window, std::span<const std::span<std::byte>> runs,
@@ -235,13 +298,17 @@ void SourceConnection::Account(Window& window, std::span<const std::span<std::by
     checksum_.Add(run.first(part));
     left -= part;
   }
+  const RouteEnd& end = window.source->end;
+  const std::byte* packed = runs[0].data();
   window.source->map.ForEachPart(
       window.request.first + window.sent, bytes, [&](const BlockPart& part) {
         if (window.parts.empty() || window.last_block != part.block) window.parts.push_back({});
         window.last_block = part.block;
         if (window.request.proof == Proof::kOff) return;
-        const DigestSum sum =
-            kernels::DigestRange(window.source->end.blocks[part.block], part.range);
+        const StridedBlock& block = end.blocks[part.block];
+        const DigestSum sum = end.memory == nullptr ? kernels::DigestRange(block, part.range)
+                                                    : DigestPacked(block, part.range, packed);
+        packed += part.range.count;
         window.parts.back().a += sum.a;
         window.parts.back().b += sum.b;
       });
@@ -249,13 +316,14 @@ void SourceConnection::Account(Window& window, std::span<const std::span<std::by
 
 void SourceConnection::FinishWindow() {
   const Request& request = window_->request;
-  if (window_->withdrawn) {
-    out_.Append(EncodeFailure(request.id, WithdrawnMeanwhile(request.key)));
+  if (!window_->failure.ok()) {
+    out_.Append(EncodeFailure(request.id, window_->failure));
   } else {
     out_.Append(Encode(Trailer{
         .id = request.id, .checksum = checksum_.Finish(), .parts = std::move(window_->parts)}));
   }
   window_.reset();
+  if (requests_.empty()) buffer_ = ForeignBuffer();
 }
 
 }  // namespace tensorbus::transport::tcp

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "tensorbus/base/hash.h"
 #include "tensorbus/transport/exposure.h"
+#include "tensorbus/transport/foreign_buffer.h"
 #include "tensorbus/transport/io_loop.h"
 #include "tensorbus/transport/tcp_frame.h"
 #include "tensorbus/transport/tcp_options.h"
@@ -30,11 +32,14 @@ inline constexpr std::uint64_t kDirectRunBytes = 512;
 struct SourceContext {
   const TcpOptions& options;
   ExposureTable& exposures;
+  /// Runs a task that may block, off the loops.
+  std::function<void(std::function<void()>)> offload;
   std::atomic<unsigned> connections{0};
 };
 
 /// The source's end of one connection: proves itself, checks the target, then answers requests in
-/// order, straight from tensor memory. Confined to its loop.
+/// order, straight from tensor memory; what lies in foreign memory is loaded into a buffer first,
+/// by a thread that may block. Confined to its loop.
 class SourceConnection final : public IoHandler,
                                public std::enable_shared_from_this<SourceConnection> {
  public:
@@ -56,7 +61,10 @@ class SourceConnection final : public IoHandler,
     std::shared_ptr<Exposure> source;
     std::uint64_t sent = 0;
     bool packed = false;
-    bool withdrawn = false;  ///< the rest of the payload is zeros, a failure follows
+    Status failure = {};  ///< the rest of the payload is zeros, this follows
+    /// Foreign sources: bytes [loaded_first, loaded_first + loaded_bytes) of the window are loaded.
+    std::uint64_t loaded_first = 0;
+    std::uint64_t loaded_bytes = 0;
     std::uint32_t last_block = 0;
     std::vector<Trailer::Part> parts = {};
   };
@@ -74,6 +82,9 @@ class SourceConnection final : public IoHandler,
   Transfer SendStretch(Window& window);
   /// Takes bytes that left into the checksum and the sums.
   void Account(Window& window, std::span<const std::span<std::byte>> runs, std::uint64_t bytes);
+  /// Has the next bytes of a foreign source loaded; Loaded() follows.
+  void Load(Window& window);
+  void Loaded(std::uint64_t load, std::uint64_t bytes, ForeignBuffer buffer, const Status& status);
   void UpdateInterest();
 
   IoLoop& loop_;
@@ -89,6 +100,9 @@ class SourceConnection final : public IoHandler,
   std::deque<Request> requests_;
   std::optional<Window> window_;
   Checksum64Stream checksum_;
+  ForeignBuffer buffer_;     ///< what was loaded; kept while requests wait
+  std::uint64_t loads_ = 0;  ///< counts loads: what an older one brings is dropped
+  bool loading_ = false;
   std::uint32_t interest_ = 0;
 };
 

@@ -7,6 +7,7 @@
 #include <sys/epoll.h>
 
 #include "tensorbus/kernels/copy.h"
+#include "tensorbus/transport/foreign_landing.h"
 #include "tensorbus/transport/route_check.h"
 #include "tensorbus/transport/tcp_auth.h"
 #include "tensorbus/transport/tcp_source.h"
@@ -68,7 +69,7 @@ Status TargetStream::HandleConnected() {
 void TargetStream::CloseSocket() {
   if (handshake_timer_.has_value()) loop_.CancelTimer(*handshake_timer_);
   handshake_timer_.reset();
-  if (fd_.valid()) loop_.Unwatch(fd_.get());
+  if (fd_.valid() && !unwatched_) loop_.Unwatch(fd_.get());
   fd_.reset();
   reader_ = FrameReader();
   out_ = OutBuffer();
@@ -76,6 +77,10 @@ void TargetStream::CloseSocket() {
   windows_.clear();
   asked_bytes_ = 0;
   announced_ = false;
+  landing_ = false;
+  unwatched_ = false;
+  ++connection_;
+  buffer_ = ForeignBuffer();
   if (stage_ != Stage::kClosed) stage_ = Stage::kIdle;
 }
 
@@ -96,6 +101,12 @@ void TargetStream::Fail(const Status& status) {
 void TargetStream::OnReady(std::uint32_t events) {
   if (!fd_.valid()) return;
   const auto self = shared_from_this();
+  if (landing_ && (events & (EPOLLERR | EPOLLHUP)) != 0) {
+    // There may be more to read in it; epoll would report its end over and over until then.
+    loop_.Unwatch(fd_.get());
+    unwatched_ = true;
+    return;
+  }
   Status status;
   if (stage_ == Stage::kConnecting) {
     status = HandleConnected();
@@ -112,7 +123,8 @@ void TargetStream::OnReady(std::uint32_t events) {
 }
 
 void TargetStream::UpdateInterest() {
-  const std::uint32_t interest = EPOLLIN | (out_.empty() ? 0U : EPOLLOUT);
+  if (unwatched_) return;
+  const std::uint32_t interest = (landing_ ? 0U : EPOLLIN) | (out_.empty() ? 0U : EPOLLOUT);
   if (interest == interest_) return;
   interest_ = interest;
   loop_.Rewatch(fd_.get(), interest);
@@ -149,7 +161,7 @@ Status TargetStream::Flush() {
 }
 
 Status TargetStream::Receive() {
-  for (std::uint64_t burst = 0; burst < kBurstBytes;) {
+  for (std::uint64_t burst = 0; burst < kBurstBytes && !landing_;) {
     if (announced_ && received_ < windows_.front().count) {
       const Transfer transfer = ReceiveStretch(windows_.front());
       if (transfer.would_block) return {};
@@ -188,6 +200,12 @@ Transfer TargetStream::ReceiveInto(const PullWindow& window, TcpPull& pull) {
   const std::uint64_t at = window.first + received_;
   const std::uint64_t left = window.count - received_;
   const std::span<const StridedBlock> blocks = pull.state.target().end().blocks;
+  if (pull.state.target().end().memory != nullptr) {
+    const std::span<std::byte> room = buffer_.bytes().subspan(received_, left);
+    const Transfer transfer = ReceiveRuns(fd_.get(), {&room, 1});
+    checksum_.Add(room.first(transfer.bytes));
+    return transfer;
+  }
   if (packed_) {
     const std::span<std::byte> scratch = loop_.scratch();
     const std::span<std::byte> room = scratch.first(std::min<std::size_t>(scratch.size(), left));
@@ -274,7 +292,18 @@ Status TargetStream::HandleData(std::span<const std::byte> body) {
   packed_ = window.count < runs * kDirectRunBytes;
   received_ = 0;
   checksum_.Reset();
+  if (window.pull->state.target().end().memory != nullptr) PrepareForeign(window);
   return {};
+}
+
+void TargetStream::PrepareForeign(const PullWindow& window) {
+  if (buffer_.bytes().size() >= window.count) return;
+  Result<StagingBudget::Lease> lease = context_.options.staging->TryAcquire(kForeignBufferBytes);
+  if (lease.ok()) {
+    buffer_ = ForeignBuffer(*std::move(lease));
+  } else {
+    window.pull->state.Fail(lease.status().Annotate(RouteName(window.pull->state.key())));
+  }
 }
 
 Status TargetStream::HandleTrailer(std::span<const std::byte> body) {
@@ -285,24 +314,92 @@ Status TargetStream::HandleTrailer(std::span<const std::byte> body) {
   window.pull->map.ForEachPart(window.first, window.count, [&](const BlockPart&) { ++parts; });
   if (trailer.parts.size() != parts) return Unexpected("a trailer with other parts");
   if (window.pull->state.Enter()) {
-    Land(window, trailer);
+    const bool arrived = CheckArrived(window, trailer);
+    const bool foreign = window.pull->state.target().end().memory != nullptr;
+    if (arrived && !foreign) Land(window, trailer);
     window.pull->state.Leave();
+    if (arrived && foreign && window.count != 0) {
+      LandForeign(window, trailer);
+      return {};
+    }
+    if (arrived) window.pull->confirmed.store(true);
   }
   FinishWindow();
   return {};
 }
 
+bool TargetStream::CheckArrived(const PullWindow& window, const Trailer& trailer) {
+  if (trailer.checksum == checksum_.Finish()) return true;
+  TcpPull& pull = *window.pull;
+  pull.state.Fail(
+      Status(Code::kDataLoss,
+             fmt::format("{} block {}: bytes {} to {} of the route changed on their way from {}",
+                         RouteName(pull.state.key()), pull.map.BlockAt(window.first), window.first,
+                         window.first + window.count, peer_.endpoint()),
+             Reason::kChecksumMismatch));
+  return false;
+}
+
+void TargetStream::LandForeign(const PullWindow& window, const Trailer& trailer) {
+  struct Job {
+    std::shared_ptr<TcpPull> pull;
+    std::vector<BlockPart> parts;
+    std::vector<DigestSum> sent;
+    std::uint64_t bytes = 0;
+    ForeignBuffer buffer;
+  };
+  const auto job = std::make_shared<Job>();
+  job->pull = window.pull;
+  job->bytes = window.count;
+  job->buffer = std::move(buffer_);
+  window.pull->map.ForEachPart(window.first, window.count, [&](const BlockPart& part) {
+    const Trailer::Part& sums = trailer.parts[job->sent.size()];
+    job->sent.push_back({.a = sums.a, .b = sums.b, .bytes = part.range.count});
+    job->parts.push_back(part);
+  });
+  landing_ = true;
+  context_.offload([self = shared_from_this(), connection = connection_, job] {
+    PullState& state = job->pull->state;
+    if (state.Enter()) {
+      const LandingContext landing = {.key = state.key(),
+                                      .target = state.target(),
+                                      .proof = state.options().proof,
+                                      .deadline = state.options().deadline,
+                                      .hook = self->context_.options.landing_hook};
+      const std::span<std::byte> bytes = job->buffer.bytes().first(job->bytes);
+      Status status = WritePacked(state.target(), job->parts, bytes, landing.deadline);
+      if (status.ok()) {
+        status = LandWritten(
+            landing, job->parts, job->sent, bytes,
+            [&state](std::uint32_t block, const Landing& landed) { state.Add(block, landed); });
+      }
+      if (!status.ok()) state.Fail(status.Annotate(RouteName(state.key())));
+      state.Leave();
+    }
+    job->pull->confirmed.store(true);
+    self->context_.finish(job->pull);
+    self->loop_.Post(
+        [self, connection, job] { self->ForeignLanded(connection, std::move(job->buffer)); });
+  });
+}
+
+void TargetStream::ForeignLanded(std::uint64_t connection, ForeignBuffer buffer) {
+  if (connection != connection_) return;
+  landing_ = false;
+  buffer_ = std::move(buffer);
+  FinishWindow();
+  if (windows_.empty() && peer_.Pulls().empty()) buffer_ = ForeignBuffer();
+  if (unwatched_) {
+    unwatched_ = false;
+    interest_ = EPOLLIN;
+    const Status status = loop_.Watch(fd_.get(), interest_, shared_from_this());
+    if (!status.ok()) return Fail(status);
+  }
+  OnReady(EPOLLIN);
+}
+
 void TargetStream::Land(const PullWindow& window, const Trailer& trailer) {
   TcpPull& pull = *window.pull;
-  if (trailer.checksum != checksum_.Finish()) {
-    pull.state.Fail(
-        Status(Code::kDataLoss,
-               fmt::format("{} block {}: bytes {} to {} of the route changed on their way from {}",
-                           RouteName(pull.state.key()), pull.map.BlockAt(window.first),
-                           window.first, window.first + window.count, peer_.endpoint()),
-               Reason::kChecksumMismatch));
-    return;
-  }
   std::size_t next = 0;
   pull.map.ForEachPart(window.first, window.count, [&](const BlockPart& part) {
     const Trailer::Part& sums = trailer.parts[next++];
@@ -312,7 +409,6 @@ void TargetStream::Land(const PullWindow& window, const Trailer& trailer) {
                    LandInPlace(pull.state.key(), sent, pull.state.target(), part.block, part.range,
                                pull.state.options().proof, context_.options.landing_hook));
   });
-  pull.confirmed.store(true);
 }
 
 Status TargetStream::HandleFailure(std::span<const std::byte> body) {

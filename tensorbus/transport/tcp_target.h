@@ -11,6 +11,7 @@
 
 #include "tensorbus/base/hash.h"
 #include "tensorbus/base/mutex.h"
+#include "tensorbus/transport/foreign_buffer.h"
 #include "tensorbus/transport/io_loop.h"
 #include "tensorbus/transport/pull_state.h"
 #include "tensorbus/transport/stream_map.h"
@@ -44,6 +45,8 @@ struct TargetContext {
   const TcpOptions& options;
   /// Ends the pull if it is over; on any loop's thread.
   std::function<void(const std::shared_ptr<TcpPull>&)> finish;
+  /// Runs a task that may block, off the loops.
+  std::function<void(std::function<void()>)> offload;
 };
 
 /// A window a stream asked for.
@@ -89,7 +92,9 @@ class Peer {
 };
 
 /// The target's end of one connection: connects when there is work, asks for windows, receives them
-/// straight into tensor memory, checks them. Confined to its loop.
+/// straight into tensor memory, checks them. What belongs in foreign memory is received into a
+/// buffer and taken on from there by a thread that may block, one window at a time. Confined to its
+/// loop.
 class TargetStream final : public IoHandler, public std::enable_shared_from_this<TargetStream> {
  public:
   TargetStream(IoLoop& loop, Peer& peer, TargetContext& context);
@@ -118,7 +123,14 @@ class TargetStream final : public IoHandler, public std::enable_shared_from_this
   Status HandleData(std::span<const std::byte> body);
   Status HandleTrailer(std::span<const std::byte> body);
   Status HandleFailure(std::span<const std::byte> body);
+  /// False when what arrived is not what was sent; the pull has failed then.
+  bool CheckArrived(const PullWindow& window, const Trailer& trailer);
   void Land(const PullWindow& window, const Trailer& trailer);
+  /// Gets a buffer for the window at the front. Fails its pull when the budget has none.
+  void PrepareForeign(const PullWindow& window);
+  /// Has the window at the front written; ForeignLanded() follows.
+  void LandForeign(const PullWindow& window, const Trailer& trailer);
+  void ForeignLanded(std::uint64_t connection, ForeignBuffer buffer);
   void FinishWindow();
   void UpdateInterest();
 
@@ -139,6 +151,10 @@ class TargetStream final : public IoHandler, public std::enable_shared_from_this
   bool packed_ = false;
   std::uint64_t received_ = 0;
   Checksum64Stream checksum_;
+  ForeignBuffer buffer_;
+  std::uint64_t connection_ = 0;  ///< counts connections: what belongs to an older one is dropped
+  bool landing_ = false;          ///< the window at the front is being written by another thread
+  bool unwatched_ = false;        ///< the connection ended meanwhile: looked at after the landing
   std::uint32_t interest_ = 0;
 };
 

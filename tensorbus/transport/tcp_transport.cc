@@ -1,5 +1,6 @@
 #include "tensorbus/transport/tcp_transport.h"
 
+#include <atomic>
 #include <chrono>
 #include <fmt/format.h>
 #include <map>
@@ -8,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "tensorbus/base/executor.h"
 #include "tensorbus/base/log.h"
 #include "tensorbus/transport/route_check.h"
 #include "tensorbus/transport/tcp_source.h"
@@ -103,19 +105,29 @@ class TcpTransport::Impl {
   void Begin(const std::shared_ptr<TcpPull>& pull);
   /// Runs Done if the pull is over. On any loop.
   void Finish(const std::shared_ptr<TcpPull>& pull);
+  void Offload(std::function<void()> task) {
+    waiters_[next_waiter_++ % waiters_.size()]->Post(std::move(task));
+  }
 
   const TcpOptions options_;
   const StagingBudget::Lease lease_;
   ExposureTable exposures_;
-  tcp::SourceContext source_{.options = options_, .exposures = exposures_};
+  tcp::SourceContext source_{
+      .options = options_, .exposures = exposures_, .offload = [this](std::function<void()> task) {
+        Offload(std::move(task));
+      }};
   tcp::TargetContext target_{
       .options = options_,
-      .finish = [this](const std::shared_ptr<TcpPull>& pull) { Finish(pull); }};
+      .finish = [this](const std::shared_ptr<TcpPull>& pull) { Finish(pull); },
+      .offload = [this](std::function<void()> task) { Offload(std::move(task)); }};
   std::string endpoint_;
   Mutex mutex_;
   std::map<std::string, std::shared_ptr<Peer>> peers_ TB_GUARDED_BY(mutex_);
   std::set<std::shared_ptr<TcpPull>> pulls_ TB_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<IoLoop>> loops_;
+  /// Threads that wait for foreign memory in the loops' place.
+  std::vector<std::unique_ptr<ThreadExecutor>> waiters_;
+  std::atomic<std::size_t> next_waiter_{0};
 };
 
 Status TcpTransport::Impl::Start(const Address& address) {
@@ -129,6 +141,7 @@ Status TcpTransport::Impl::Start(const Address& address) {
                         IoLoop::Create(fmt::format("tb-tcp-{}", i),
                                        static_cast<std::size_t>(options_.scratch_bytes)));
     loops_.push_back(std::move(loop));
+    waiters_.push_back(std::make_unique<ThreadExecutor>(fmt::format("tb-tcp-wait-{}", i)));
   }
   const auto accepting = std::make_shared<Listener>(loops_, source_, std::move(listener));
   loops_[0]->Post([accepting] { accepting->Start(); });
@@ -151,6 +164,7 @@ void TcpTransport::Impl::Stop() {
     loops_[0]->Post([this, pull] { Finish(pull); });
   }
   for (const auto& loop : loops_) loop->Stop();
+  for (const auto& waiter : waiters_) waiter->Stop();
 }
 
 std::shared_ptr<Peer> TcpTransport::Impl::FindPeer(const std::string& endpoint,

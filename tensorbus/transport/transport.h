@@ -2,12 +2,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "tensorbus/base/clock.h"
 #include "tensorbus/base/status.h"
+#include "tensorbus/transport/foreign_memory.h"
 #include "tensorbus/types/ids.h"
 #include "tensorbus/types/strided.h"
 
@@ -22,7 +24,8 @@ struct RouteKey {
   friend auto operator<=>(const RouteKey&, const RouteKey&) = default;
 };
 
-/// One end of a route: its copy ops in plan order, each a block of this process's memory.
+/// One end of a route: its copy ops in plan order, each a block of memory: this process's, or that
+/// behind `memory`.
 ///
 /// The route's byte stream is the blocks' bytes one after the other, each block row-major over its
 /// extents; both ends describe the same stream, cut in memory as it pleases them. Block i of one
@@ -39,6 +42,8 @@ struct RouteEnd {
   /// computed it (from the target's registration, not from the plan's ops). Empty: the blocks
   /// themselves. Same extents as `blocks`.
   std::vector<StridedBlock> readback = {};
+  /// Where all these blocks lie when this process cannot address them; null: in its own memory.
+  std::shared_ptr<ForeignMemory> memory = nullptr;
 
   std::uint64_t bytes() const;
 };

@@ -13,6 +13,7 @@
 #include "tensorbus/base/mapping.h"
 #include "tensorbus/kernels/digest.h"
 #include "tensorbus/transport/route_check.h"
+#include "tests/conformance/foreign_world.h"
 #include "tests/conformance/routes.h"
 #include "tests/conformance/worlds.h"
 #include "tests/testing/status_matchers.h"
@@ -29,7 +30,13 @@ using testing::Random;
 struct Kind {
   const char* name;
   std::unique_ptr<World> (*make)(WorldOptions);
+  ForeignEnds foreign = {};
 };
+
+/// Whether the kind's transport is `name`, whatever memory its ends lie in.
+bool IsKindOf(const Kind& kind, const std::string& name) {
+  return std::string(kind.name).compare(0, name.size(), name) == 0;
+}
 
 RouteKey Key(std::uint64_t session, std::uint32_t source = 1, std::uint32_t target = 2) {
   return {.session = SessionId{session}, .source_rank = source, .target_rank = target};
@@ -37,7 +44,16 @@ RouteKey Key(std::uint64_t session, std::uint32_t source = 1, std::uint32_t targ
 
 class TransportConformance : public ::testing::TestWithParam<Kind> {
  protected:
-  void Start(WorldOptions options = {}) { world_ = GetParam().make(std::move(options)); }
+  void Start(WorldOptions options = {}) {
+    const Kind& kind = GetParam();
+    if (!kind.foreign.source && !kind.foreign.target) {
+      world_ = kind.make(std::move(options));
+      return;
+    }
+    auto world = std::make_unique<ForeignWorld>(kind.make, std::move(options), kind.foreign);
+    foreign_ = &world->memory();
+    world_ = std::move(world);
+  }
   Transport& source() { return world_->source(); }
   Transport& target() { return world_->target(); }
   PullOptions Options(Proof proof = Proof::kReadback) { return Unhurried(world_->peer(), proof); }
@@ -46,6 +62,7 @@ class TransportConformance : public ::testing::TestWithParam<Kind> {
   }
 
   std::unique_ptr<World> world_;
+  FakeForeignMemory* foreign_ = nullptr;  ///< null where both ends are this process's memory
 };
 
 /// Pulls that may end in any order; Wait() gives the outcomes.
@@ -425,7 +442,7 @@ TEST_P(TransportConformance, DestructionEndsWhatIsNotDone) {
   for (int i = 0; i < 4; ++i) {
     target().Pull(Key(1), route.target(), Options(), outcomes.Next());
   }
-  if (std::string(GetParam().name) == "fake") {
+  if (IsKindOf(GetParam(), "fake")) {
     target().Cancel(SessionId{1});  // its tasks are the executor's, which must not drop them
     outcomes.Wait();
     return;
@@ -438,10 +455,49 @@ TEST_P(TransportConformance, DestructionEndsWhatIsNotDone) {
   }
 }
 
+TEST_P(TransportConformance, AskForeignMemoryForManyBlocksAtATime) {
+  Start();
+  if (foreign_ == nullptr) GTEST_SKIP() << "no foreign memory";
+  Random random(38);
+  TestRoute route = FlatRoute(random, 1000, 1000);
+  route.Expect();
+  ASSERT_OK(source().Expose(Key(1), route.source()));
+  ASSERT_OK(Pull(Key(1), route.target(), Proof::kMemory));
+  EXPECT_TRUE(route.Arrived());
+  // A million bytes through stages of 100,000, at most four times (read, write, read back, and at
+  // the end), and what the cut into parts adds; not one call a block.
+  EXPECT_LE(foreign_->calls(), 120U);
+}
+
+TEST_P(TransportConformance, AFailureOfForeignMemoryIsThePulls) {
+  Start();
+  if (foreign_ == nullptr) GTEST_SKIP() << "no foreign memory";
+  Random random(39);
+  const TestRoute route = FlatRoute(random, 3, 400000);
+  ASSERT_OK(source().Expose(Key(1), route.source()));
+  foreign_->Break(Status(Code::kUnavailable, "worker 7 is gone", Reason::kPeerLost));
+  const auto result = Pull(Key(1), route.target());
+  EXPECT_THAT(result, IsStatus(Code::kUnavailable, Reason::kPeerLost));
+  EXPECT_NE(result.status().message().find("worker 7 is gone"), std::string::npos);
+  foreign_->Break({});
+  EXPECT_OK(Pull(Key(1), route.target())) << "the next pull suffers from it";
+}
+
+constexpr ForeignEnds kForeignSource = {.source = true};
+constexpr ForeignEnds kForeignTarget = {.target = true};
+constexpr ForeignEnds kForeignBoth = {.source = true, .target = true};
+
 INSTANTIATE_TEST_SUITE_P(All, TransportConformance,
                          ::testing::Values(Kind{"fake", MakeFakeWorld}, Kind{"shm", MakeShmWorld},
                                            Kind{"tcp", MakeTcpWorld},
-                                           Kind{"faulty", MakeFaultlessFaultyWorld}),
+                                           Kind{"faulty", MakeFaultlessFaultyWorld},
+                                           Kind{"fake_foreign_both", MakeFakeWorld, kForeignBoth},
+                                           Kind{"shm_foreign_source", MakeShmWorld, kForeignSource},
+                                           Kind{"shm_foreign_target", MakeShmWorld, kForeignTarget},
+                                           Kind{"shm_foreign_both", MakeShmWorld, kForeignBoth},
+                                           Kind{"tcp_foreign_source", MakeTcpWorld, kForeignSource},
+                                           Kind{"tcp_foreign_target", MakeTcpWorld, kForeignTarget},
+                                           Kind{"tcp_foreign_both", MakeTcpWorld, kForeignBoth}),
                          [](const auto& kind) { return std::string(kind.param.name); });
 
 }  // namespace
