@@ -54,6 +54,6 @@ remember() { mkdir -p "$TB_VENV/.stamps" && printf '%s\n' "$2" >"$TB_VENV/.stamp
 
 # cmake_flags: what every configure of ours is given; one place, so that set-up and tests share a build folder.
 cmake_flags() {
-  printf '%s\n' "-DPython_EXECUTABLE=$TB_VENV/bin/python" "-DTENSORBUS_BUILD_BENCH=$([ -e "$TB_ROOT/bench/CMakeLists.txt" ] && echo ON || echo OFF)"
+  printf '%s\n' "-DPython_EXECUTABLE=$TB_VENV/bin/python" -DTENSORBUS_BUILD_PYTHON=ON "-DTENSORBUS_BUILD_BENCH=$([ -e "$TB_ROOT/bench/CMakeLists.txt" ] && echo ON || echo OFF)"
   [ "${CI:-}" != true ] || printf '%s\n' -DTENSORBUS_WERROR=ON
 }

@@ -175,7 +175,7 @@ def acceptance(context: Context) -> Outcome:
 
 
 def sanitized(context: Context, preset: str) -> Outcome:
-    configure_and_build(context, preset, flags=["-DTENSORBUS_BUILD_BENCH=OFF"])
+    configure_and_build(context, preset, flags=["-DTENSORBUS_BUILD_BENCH=OFF", "-DTENSORBUS_BUILD_PYTHON=OFF"])
     return ctest(context, preset, ["-LE", "acceptance"])
 
 
@@ -192,7 +192,7 @@ def clang(context: Context) -> Outcome:
     ours = context.venv / "bin" / "tensorbusctl"
     if not ours.exists():
         return Outcome(skipped=[("plan digests, gcc and clang", "this build has no tensorbusctl")])
-    configure_and_build(context, "clang", target="tensorbusctl")
+    configure_and_build(context, "clang", target="tensorbusctl", flags=["-DTENSORBUS_BUILD_PYTHON=OFF"])
     theirs = ROOT / "build" / "clang" / "bin" / "tensorbusctl"
     outcome = Outcome(passed=1)
     for scenario in SCENARIOS.split(","):

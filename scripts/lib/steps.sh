@@ -78,7 +78,7 @@ ensure_build() {
   if fresh build "$digest" && [ -x "$TB_VENV/bin/tensorbusctl" ]; then return; fi
   rm -f "$TB_VENV/.stamps/build"
   step "configure (preset $TB_PRESET)" configure
-  step "build (first time: some minutes)" cmake --build "$TB_ROOT/build/$TB_PRESET" -j "$TB_JOBS" --target "$(program_target)"
+  step "build (first time: some minutes)" cmake --build "$TB_ROOT/build/$TB_PRESET" -j "$TB_JOBS" --target programs
   step "install into ${TB_VENV#"$TB_ROOT"/}" install_into_venv
   remember build "$digest"
 }
@@ -86,23 +86,18 @@ ensure_build() {
 configure() {
   local flags
   mapfile -t flags < <(cmake_flags)
-  [ ! -e "$TB_ROOT/python/CMakeLists.txt" ] || flags+=(-DTENSORBUS_BUILD_PYTHON=ON)
   cd "$TB_ROOT" && cmake --preset "$TB_PRESET" "${flags[@]}"
 }
 
-# Everything but the tests, where the build has such a target.
-program_target() {
-  if ninja -C "$TB_ROOT/build/$TB_PRESET" -t query programs >/dev/null 2>&1; then echo programs; else echo all; fi
-}
-
-# Programs are links into the build folder, so that they are never older than it; the Python package likewise (a .pth line
-# for the pure part, a link for the compiled module).
+# Links into the build folder, so that what is installed is never older than what is built: the programs one by one, the
+# Python package by a .pth line (there it lies as the compiled module beside links to its sources).
 install_into_venv() {
   local program site
   for program in "$TB_ROOT/build/$TB_PRESET"/bin/tensorbus*; do
     [ ! -x "$program" ] || ln -sfn "$program" "$TB_VENV/bin/$(basename "$program")"
   done
   site=$("$TB_VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-  # There the package is the compiled module beside links to the sources.
-  printf '%s\n' "$TB_ROOT/build/$TB_PRESET/python" >"$site/tensorbus-source.pth"
+  printf '%s\n' "$TB_ROOT/build/$TB_PRESET/python" >"$site/tensorbus-build.pth"
+  # From a folder without a `tensorbus` of its own: the sources' folder of that name must not stand in for the package.
+  (cd "$TB_VENV" && "$TB_VENV/bin/python" -c 'import tensorbus; tensorbus.__version__')
 }
