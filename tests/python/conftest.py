@@ -17,6 +17,8 @@ except ImportError:
     built = sorted(ROOT.glob("build/*/python/tensorbus/_core.*.so"), key=lambda path: path.stat().st_mtime)
     package = str(built[-1].parents[1] if built else ROOT / "python")
     sys.path.insert(0, package)
+    # The C++ folder of the same name passes for an empty package when the root is on the path.
+    sys.modules.pop("tensorbus", None)
     os.environ["PYTHONPATH"] = package  # for the processes that tests start
 
 

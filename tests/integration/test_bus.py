@@ -1,0 +1,248 @@
+"""The bus through Python: a real daemon and agent, two processes a job, every element compared."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+np = pytest.importorskip("numpy")
+
+import tensorbus  # noqa: E402
+
+WORKER = Path(__file__).with_name("bus_worker.py")
+SECONDS = 60
+
+
+class Process:
+    """A rank. do() gives it an order and returns the answer; Failed carries a typed failure."""
+
+    def __init__(self, *arguments: object) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+        self.process = subprocess.Popen([sys.executable, str(WORKER), *map(str, arguments)], env=environment, text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def do(self, what: str, **options: object) -> object:
+        self.process.stdin.write(json.dumps({"do": what, **options}) + "\n")
+        self.process.stdin.flush()
+        ready, _, _ = select.select([self.process.stdout], [], [], SECONDS)
+        if not ready:
+            raise AssertionError(f"no answer to {what} in {SECONDS} s")
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(f"the worker ended at {what}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise Failed(answer)
+        return answer["ok"]
+
+    def end(self) -> None:
+        self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+class Failed(Exception):
+    def __init__(self, answer: dict) -> None:
+        super().__init__(f"{answer['error']}: {answer['message']}")
+        self.answer = answer
+
+
+@pytest.fixture
+def bus():
+    with tensorbus.local() as running:
+        yield running
+
+
+@pytest.fixture
+def jobs(bus):
+    started = []
+
+    def start(role: str, count: int = 2, replica: int = 0) -> list[Process]:
+        ranks = [Process(role, rank, count, replica) for rank in range(count)]
+        started.extend(ranks)
+        return ranks
+
+    yield start
+    for process in started:
+        process.end()
+
+
+def all_of(ranks: list[Process], what: str, **options: object) -> list:
+    """The same order for every rank, at once."""
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return [f.result() for f in [pool.submit(rank.do, what, **options) for rank in ranks]]
+
+
+def step(trainer, version, **options):
+    all_of(trainer, "write", version=version)
+    all_of(trainer, "publish", version=version, **options)
+
+
+@pytest.mark.parametrize("flip", ["in_place", "shadow"])
+@pytest.mark.parametrize("policy", ["wait", "skip", "snapshot"])
+def test_versions_arrive_whole(jobs, policy, flip):
+    trainer, engine = jobs("producer"), jobs("consumer")
+    assert {r["mode"] for r in all_of(trainer, "register")} == {"mapped"}
+    all_of(engine, "register", flip=flip, hooks=True)
+    for version in (1, 2, 3):
+        step(trainer, version, policy=policy)
+        for got in all_of(engine, "update", which=version):
+            assert got["version"] == version and got["bytes"] > 0
+        assert all(all_of(engine, "holds", version=version))
+    first = {"in_place": "fence", "shadow": "flip_begin"}[flip]
+    for state in all_of(engine, "state"):
+        assert state["hooks"] == [first, "live"] * 3 and state["live"] == 3
+    all_of(trainer, "released", version=3)
+
+
+@pytest.mark.parametrize("mode", ["cma", "bucket", None])
+def test_private_memory_works_too(jobs, mode):
+    trainer, engine = jobs("producer"), jobs("consumer")
+    got = all_of(trainer, "register", private=True, mode=mode) + all_of(engine, "register", private=True, mode=mode)
+    assert {r["mode"] for r in got} <= ({mode} if mode else {"cma", "bucket"}) and all(r["why"] for r in got)
+    if mode == "bucket":
+        pytest.skip("the service of buckets is tested where the agent has it")
+    step(trainer, 1)
+    all_of(engine, "update")
+    assert all(all_of(engine, "holds", version=1))
+
+
+def test_either_job_may_start_first(jobs):
+    engine = jobs("consumer")
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(rank.do, "register") for rank in engine]
+        trainer = jobs("producer")
+        all_of(trainer, "register")
+        for wait in waiting:
+            wait.result()
+    step(trainer, 1)
+    all_of(engine, "update", which="next")
+    assert all(all_of(engine, "holds", version=1))
+
+
+def test_the_fence_keeps_writers_out_and_times_out_typed(jobs):
+    trainer, engine = jobs("producer"), jobs("consumer")
+    all_of(trainer, "register")
+    all_of(engine, "register")
+    step(trainer, 1)
+    with pytest.raises(Failed) as caught:
+        trainer[0].do("write", version=2, timeout_s=0.3)
+    assert "TimeoutError" in caught.value.answer["kinds"]
+    all_of(engine, "update")
+    assert all(all_of(engine, "holds", version=1))
+    all_of(trainer, "write", version=2)
+
+
+def failure_of(ranks, what, **options):
+    """The failures of all ranks that failed; at least one."""
+    found = []
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        for f in [pool.submit(rank.do, what, **options) for rank in ranks]:
+            try:
+                f.result()
+            except Failed as error:
+                found.append(error.answer)
+    assert found, f"{what} did not fail"
+    return found
+
+
+@pytest.mark.parametrize("options, reason", [
+    ({"dtype": "float64"}, "dtype_mismatch"),
+    ({"rows": 14}, "layout_mismatch"),
+    ({"name": "other"}, "unknown_tensor"),
+])
+def test_an_engine_that_does_not_fit_is_refused(jobs, options, reason):
+    trainer, engine = jobs("producer"), jobs("consumer")
+    all_of(trainer, "register")
+    step(trainer, 1)
+
+    def attempt():
+        all_of(engine, "register", **options)
+        all_of(engine, "update")
+
+    with pytest.raises(Failed) as caught:
+        attempt()
+    assert caught.value.answer["reason"] == reason, caught.value
+    assert "ValueError" in caught.value.answer["kinds"]
+
+
+def test_what_is_left_out_is_said(jobs):
+    trainer, engine = jobs("producer"), jobs("consumer")
+    all_of(trainer, "register")
+    all_of(engine, "register", vector=False, leave_out=["v"])
+    step(trainer, 1)
+    assert [got["version"] for got in all_of(engine, "update")] == [1, 1]
+
+
+def test_versions_never_go_back(jobs):
+    trainer = jobs("producer")
+    all_of(trainer, "register")
+    step(trainer, 5, policy="snapshot")
+    for answer in failure_of(trainer, "publish", version=4):
+        assert answer["reason"] == "stale_version"
+
+
+def test_a_channel_has_one_publisher(jobs, bus):
+    trainer = jobs("producer")
+    all_of(trainer, "register")
+    with pytest.raises(tensorbus.StateError) as caught, tensorbus.connect("policy", "intruder", role="producer") as other:
+        holding = tensorbus.Holding()
+        holding.add("m", np.zeros(3, np.float32))
+        other.register(holding)
+    assert caught.value.reason == "second_publisher"
+
+
+def test_a_killed_engine_rank_is_named_and_the_trainer_goes_on(jobs):
+    trainer, engine = jobs("producer"), jobs("consumer")
+    all_of(trainer, "register")
+    all_of(engine, "register")
+    step(trainer, 1)
+    all_of(engine, "update")
+    engine[1].process.kill()
+    engine[1].process.wait()
+    all_of(trainer, "write", version=2)
+    all_of(trainer, "publish", version=2, policy="skip")
+    with pytest.raises(Failed) as caught:
+        engine[0].do("update", which="next", timeout_s=3)
+    answer = caught.value.answer
+    assert answer["reason"] in ("missing_rank", "peer_lost") or answer["code"] == "DEADLINE_EXCEEDED", answer
+    all_of(trainer, "write", version=3)
+
+
+def test_an_engine_knows_what_it_holds(jobs):
+    trainer, engine = jobs("producer"), jobs("consumer")
+    all_of(trainer, "register")
+    all_of(engine, "register")
+    step(trainer, 1)
+    all_of(engine, "update")
+    assert all_of(engine, "claim") == [1, 1]
+
+
+def test_an_agent_that_goes_fails_everybody_typed(jobs, bus):
+    trainer = jobs("producer", 1)
+    trainer[0].do("register")
+    os.kill(bus.pids["tensorbus-agent"], 9)
+    answer = failure_of(trainer, "publish", version=1)[0]
+    assert "ConnectionError" in answer["kinds"] and answer["reason"] == "peer_lost"
+    trainer[0].do("write", version=2)  # nobody reads this memory any more
+
+
+def test_local_leaves_nothing_behind():
+    with tensorbus.local() as running:
+        folder, pids = running.folder, running.pids
+        assert os.environ["TENSORBUS_AGENT_SOCKET"] == running.agent
+    assert not folder.exists()
+    for pid in pids.values():
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+    with pytest.raises(tensorbus.NotRunningError):
+        tensorbus.connect("policy", "job", role="producer", agent=running.agent)
