@@ -30,6 +30,7 @@ from .errors import (
     NotRunningError,
     OutOfMemoryError,
     StateError,
+    UnsupportedError,
 )
 from .local import Local, local
 from .views import Holding
@@ -37,5 +38,5 @@ from .views import Holding
 __all__ = [
     "Arena", "BusConnectionError", "BusPermissionError", "CancelledError", "Client", "CorruptionError", "DeadlineError",
     "Error", "Holding", "HookEvent", "InvalidError", "LayoutError", "Local", "MovedMemoryError", "NotRunningError",
-    "OutOfMemoryError", "Outcome", "Registered", "Request", "StateError", "__version__", "connect", "local",
+    "OutOfMemoryError", "Outcome", "Registered", "Request", "StateError", "UnsupportedError", "__version__", "connect", "local",
 ]

@@ -65,6 +65,10 @@ class CorruptionError(Error, RuntimeError):
     """What arrived is not what was sent; it was refused before anybody served it."""
 
 
+class UnsupportedError(Error, NotImplementedError):
+    """Asked for something that this build or this machine cannot do."""
+
+
 class CancelledError(Error, RuntimeError):
     """Stopped on request."""
 
@@ -93,6 +97,7 @@ _BY_REASON: dict[str, type[Error]] = {
     "dirty": StateError,
     "protocol_version": StateError,
     "cancelled": CancelledError,
+    "unsupported": UnsupportedError,
 }
 _BY_CODE: dict[str, type[Error]] = {
     "CANCELLED": CancelledError,
@@ -108,6 +113,7 @@ _BY_CODE: dict[str, type[Error]] = {
     "NOT_FOUND": StateError,
     "ABORTED": StateError,
     "DATA_LOSS": CorruptionError,
+    "UNIMPLEMENTED": UnsupportedError,
 }
 
 

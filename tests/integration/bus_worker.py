@@ -80,6 +80,9 @@ class Worker:
     def state(self) -> dict:
         return {"live": self.bus.live_version, "released": self.bus.released_version, "hooks": self.hooks}
 
+    def serve(self) -> None:
+        self.bus.start_service()
+
     def claim(self) -> int:
         return self.bus.claim().wait(timeout_s=20)
 
