@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from . import _core
-from .errors import DeadlineError, InvalidError
+from .errors import DeadlineError, Error, InvalidError
 from .views import DTYPES, Holding
 
 # While a call waits, Python's signals (Ctrl-C) are looked at this often.
@@ -204,6 +204,7 @@ class Client:
         self._hook_error: BaseException | None = None
         self._pumps: dict[asyncio.AbstractEventLoop, _Pump] = {}
         self._blocked_seconds = 0.0
+        self._published = 0  # newest version whose publish was seen accepted
 
     # -- life
 
@@ -283,7 +284,11 @@ class Client:
         """
         core = self._core.publish(version=version, policy=_choose(_POLICIES, policy, "policy"), min_replicas=min_replicas,
                                   receipts=receipts, keep_last=keep_last)
-        return Request(self, core, lambda answer: None)
+
+        def accepted(answer: dict[str, Any]) -> None:
+            self._published = max(self._published, version)
+
+        return Request(self, core, accepted)
 
     def before_write(self, timeout_s: float) -> float:
         """To be called before the first write after a publish: waits until the memory is free. Returns the seconds waited.
@@ -292,11 +297,17 @@ class Client:
         """
         began = time.monotonic()
         try:
-            # A wait for release is short or exceptional: signals wait for its end unless it is long.
-            waited = self._core.before_write(timeout_s)
+            # The long wait in slices, for Ctrl-C. Other failures than the deadline are the fence's own to judge.
+            try:
+                self.wait_released(self._published, timeout_s)
+            except DeadlineError:
+                raise
+            except Error:
+                pass
+            left = max(timeout_s - (time.monotonic() - began), 0.0)
+            return time.monotonic() - began + self._core.before_write(left)
         finally:
             self._blocked_seconds += time.monotonic() - began
-        return waited
 
     def wait_released(self, version: int, timeout_s: float) -> None:
         """Returns once `version`'s memory may be written. Raises DeadlineError naming who holds it."""

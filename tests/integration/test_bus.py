@@ -243,6 +243,62 @@ def test_an_agent_that_goes_fails_everybody_typed(jobs, bus):
     trainer[0].do("write", version=2)  # nobody reads this memory any more
 
 
+def test_the_examples_in_cpp_run(bus):
+    folder = Path(tensorbus.__file__).parent.parent.parent / "examples"
+    if not (folder / "example_producer").exists():
+        pytest.skip("the C++ examples were not built")
+    pair = [subprocess.Popen([str(folder / name)], stdout=subprocess.PIPE, text=True)
+            for name in ("example_producer", "example_consumer")]
+    try:
+        outputs = [process.communicate(timeout=SECONDS)[0] for process in pair]
+    finally:
+        for process in pair:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    assert [process.returncode for process in pair] == [0, 0], outputs
+    assert "version 3 is live" in outputs[1] and outputs[1].count("verified") == outputs[1].count("live")
+
+
+MODULE_JOB = """
+import sys
+import torch, tensorbus.torch as bus
+model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 3))
+if sys.argv[1] == "trainer":
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with bus.publish(model, channel="net") as publisher:
+        publisher.fence(optimizer, timeout_s=60)
+        for version in (1, 2, 3):
+            model(torch.ones(2, 5)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            publisher.publish(version).wait(timeout_s=60)
+            print(float(sum(p.double().sum() for p in model.parameters())), flush=True)
+        publisher.wait_released(3, timeout_s=60)
+else:
+    with bus.subscribe(model, channel="net", flip="shadow") as subscriber:
+        for version in (1, 2, 3):
+            assert subscriber.update("next", timeout_s=60).wait(timeout_s=65).version == version
+            print(float(sum(p.double().sum() for p in model.parameters())), flush=True)
+"""
+
+
+def test_a_module_follows_another(bus):
+    pytest.importorskip("torch")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+    pair = [subprocess.Popen([sys.executable, "-c", MODULE_JOB, role], env=environment, stdout=subprocess.PIPE, text=True)
+            for role in ("trainer", "engine")]
+    try:
+        trained, received = (process.communicate(timeout=200)[0].split() for process in pair)
+    finally:
+        for process in pair:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    assert [process.returncode for process in pair] == [0, 0]
+    assert trained == received and len(set(trained)) == 3
+
+
 def test_local_leaves_nothing_behind():
     with tensorbus.local() as running:
         folder, pids = running.folder, running.pids
