@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "agent/memory_left.h"
 #include "planner/certificate.h"
 #include "tensorbus/base/clock.h"
 #include "tensorbus/base/mapping.h"
@@ -67,9 +68,9 @@ Status TouchTarget(const Registration& registration, const MemoryAccess& memory,
 }  // namespace
 
 Status TouchPieces(const Registration& registration, const MemoryAccess& memory) {
-  for (const std::span<std::byte> part : UsedParts(registration, memory)) {
-    TB_RETURN_IF_ERROR(TouchPages(part));
-  }
+  const std::vector<std::span<std::byte>> parts = UsedParts(registration, memory);
+  TB_RETURN_IF_ERROR(CheckMemoryLeft(parts));
+  for (const std::span<std::byte> part : parts) TB_RETURN_IF_ERROR(TouchPages(part));
   return {};
 }
 

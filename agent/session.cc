@@ -201,9 +201,8 @@ void Session::RankLeft(const Rank& rank, const std::string& why) {
   const bool source = std::any_of(sources_.begin(), sources_.end(), [&](const SourcePart& part) {
     return part.rank.get() == &rank && (part.exposed || !finishing_);
   });
-  const bool target = std::any_of(targets_.begin(), targets_.end(), [&](const TargetPart& part) {
-    return part.rank.get() == &rank;
-  });
+  const bool target = std::any_of(targets_.begin(), targets_.end(),
+                                  [&](const TargetPart& part) { return part.rank.get() == &rank; });
   if (!source && !target) return;
   // The survivors' commit is on its way; a missing rank makes the replica incomplete, not mixed.
   if (phase_ == Phase::kFlipped) return;

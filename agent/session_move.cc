@@ -148,9 +148,9 @@ Status Session::CheckRoute(const TargetPart& part, const BoundRoute& route,
   const std::size_t count = route.blocks.size();
   if (result.source.blocks.size() != count || result.target.blocks.size() != count) {
     return {Code::kDataLoss,
-            fmt::format("the receipt of rank {} to {} has {} and {} blocks, the route has {}",
-                        route.source_rank, part.rank->Name(), result.source.blocks.size(),
-                        result.target.blocks.size(), count),
+            fmt::format("the receipt of {}/{} rank {} to {} has {} and {} blocks, the route has {}",
+                        spec_.channel, spec_.source_job, route.source_rank, part.rank->Name(),
+                        result.source.blocks.size(), result.target.blocks.size(), count),
             Reason::kChecksumMismatch};
   }
   const std::vector<DigestSum>* published = ReceiptOf(route);
