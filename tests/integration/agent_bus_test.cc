@@ -239,6 +239,69 @@ TEST_F(AgentBus, AnAgentThatIsKilledFailsWhoWaitsAndANewOneServesThem) {
   ASSERT_NO_FATAL_FAILURE(UpdateAll({&again}, 1));
 }
 
+/// At which hook of the second session an engine rank's process is killed.
+struct Death {
+  const char* name;
+  FlipMode flip;
+  wire::MessageType hook;
+};
+
+class AgentDeath : public AgentBus, public ::testing::WithParamInterface<Death> {
+ protected:
+  /// A process of its own for engine rank 1: takes a version, then dies in its hook.
+  pid_t StartRank() {
+    const pid_t child = ::fork();
+    if (child != 0) return child;
+    FakeWorker worker(dir_.Join("a.sock"), Engine(0, 1, 2));
+    const std::array<std::uint64_t, 2> dims = {kRows, kColumns};
+    worker.AddTensor("w", *Shape::Create(dims), BoxOf({0, kRows}, {256, kColumns}));
+    if (!ConnectSoon(worker).ok() || !worker.Register(GetParam().flip).ok()) ::_exit(1);
+    int lives = 1;
+    worker.SetHook([&lives](wire::MessageType hook) {
+      if (hook == GetParam().hook && lives-- == 0) ::kill(::getpid(), SIGKILL);
+      return Status();
+    });
+    while (worker.Update().status.code() != Code::kUnavailable) {
+    }
+    ::_exit(0);
+  }
+};
+
+TEST_P(AgentDeath, FailsTheSessionNamesTheRankAndHealsWhenItIsBack) {
+  const pid_t first = StartRank();  // before this process has threads
+  ASSERT_GT(first, 0);
+  StartDaemon();
+  StartAgent("a");
+  FakeWorker& source = Add("a", Trainer(0, 1), BoxOf({0, kRows}, {0, kColumns}));
+  FakeWorker& target = Add("a", Engine(0, 0, 2), BoxOf({0, kRows}, {0, 256}), GetParam().flip);
+  ASSERT_NO_FATAL_FAILURE(PublishAll({&source}, 1));
+  ASSERT_NO_FATAL_FAILURE(UpdateAll({&target}, 1));
+  source.Fill(2);
+  ASSERT_OK(source.Publish(2));
+  const wire::Updated failed = target.Update();
+  EXPECT_FALSE(failed.status.ok());
+  EXPECT_NE(failed.status.message().find("rank 1 of 2"), std::string::npos) << failed.status;
+  int status = 0;
+  ASSERT_EQ(::waitpid(first, &status, 0), first);
+  EXPECT_TRUE(WIFSIGNALED(status));
+  const bool shadow = GetParam().flip == FlipMode::kShadow;
+  if (shadow && GetParam().hook == wire::MessageType::kFlipBegin) {
+    EXPECT_EQ(target.CountWrong(1), 0U) << "the old version, bit for bit";
+  }
+  // A new process for the rank; then both take the version.
+  FakeWorker& again =
+      Add("a", Engine(0, 1, 2), BoxOf({0, kRows}, {256, kColumns}), GetParam().flip);
+  ASSERT_NO_FATAL_FAILURE(UpdateAll({&target, &again}, 2));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Hooks, AgentDeath,
+    ::testing::Values(Death{"FenceInPlace", FlipMode::kInPlace, wire::MessageType::kFence},
+                      Death{"StopShadow", FlipMode::kShadow, wire::MessageType::kFlipBegin},
+                      Death{"LiveShadow", FlipMode::kShadow, wire::MessageType::kLive},
+                      Death{"LiveInPlace", FlipMode::kInPlace, wire::MessageType::kLive}),
+    [](const ::testing::TestParamInfo<Death>& death) { return std::string(death.param.name); });
+
 /// Two network namespaces joined by a cable, gone when the test is over.
 class AgentHosts : public AgentBus {
  protected:

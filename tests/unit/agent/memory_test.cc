@@ -8,6 +8,7 @@
 
 #include "agent/binding.h"
 #include "agent/memory_access.h"
+#include "agent/memory_left.h"
 #include "agent/piece_work.h"
 #include "agent/receipts.h"
 #include "agent/registration.h"
@@ -254,6 +255,49 @@ TEST(CheckRegistration, RefusesTargetsThatOverlapInMemory) {
   EXPECT_FALSE(CheckRegistration(identity, asked, *memory).ok());
   identity.role = Role::kProducer;
   EXPECT_OK(CheckRegistration(identity, asked, *memory)) << "a source may be read twice";
+}
+
+TEST(CheckRegistration, RefusesMoreMemoryThanThereIsBeforeTouchingAny) {
+  // Sparse: 16 TiB of address space without a page behind it.
+  constexpr std::uint64_t kBytes = std::uint64_t{1} << 44;
+  const auto memory = CreateTwin("huge", std::vector<std::uint64_t>{kBytes});
+  if (!memory.ok()) GTEST_SKIP() << "no such address space here: " << memory.status();
+  const RankIdentity identity{.channel = "c",
+                              .job = "j",
+                              .role = Role::kConsumer,
+                              .replica = 0,
+                              .rank = 0,
+                              .rank_count = 1};
+  wire::Register asked;
+  const std::array<std::uint64_t, 1> dims = {kBytes};
+  asked.registration.tensors.push_back(
+      {.name = "t", .dtype = DType::kU8, .shape = *Shape::Create(dims)});
+  asked.registration.segment_bytes = {kBytes};
+  Piece piece;
+  piece.box = Box::Whole(asked.registration.tensors[0].shape);
+  piece.strides[0] = 1 << 20;  // a byte of every MiB, so that looking is quick
+  piece.box[0].hi = kBytes >> 20;
+  asked.registration.pieces.push_back(piece);
+  const auto refused = CheckRegistration(identity, asked, **memory);
+  EXPECT_THAT(refused, IsStatus(Code::kResourceExhausted, Reason::kOutOfMemory));
+  EXPECT_NE(refused.status().message().find("in_place"), std::string::npos) << "names the remedy";
+}
+
+TEST(AvailableBytes, TakesTheTighterOfMachineAndCgroup) {
+  EXPECT_EQ(AvailableBytes("MemTotal: 10 kB\nMemAvailable:    5 kB\n", "", ""), 5U << 10);
+  EXPECT_EQ(AvailableBytes("MemAvailable:    5 kB\n", "max\n", "100\n"), 5U << 10);
+  EXPECT_EQ(AvailableBytes("MemAvailable:    5 kB\n", "3072\n", "1024\n"), 2U << 10);
+  EXPECT_EQ(AvailableBytes("MemAvailable:    5 kB\n", "1024\n", "4096\n"), 0U);
+  EXPECT_EQ(AvailableBytes("", "", ""), ~std::uint64_t{0}) << "unknown";
+}
+
+TEST(MissingBytes, CountsPagesThatNobodyTouched) {
+  const auto memory = *CreateTwin("m", std::vector<std::uint64_t>{64 << 10});
+  const std::span<std::byte> all(memory->bases()[0], 64 << 10);
+  const std::array<std::span<std::byte>, 1> parts = {all};
+  EXPECT_EQ(MissingBytes(parts, 1 << 20), 64U << 10);
+  all[5000] = std::byte{1};
+  EXPECT_EQ(MissingBytes(parts, 1 << 20), 60U << 10);
 }
 
 }  // namespace
