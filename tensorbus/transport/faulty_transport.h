@@ -72,7 +72,8 @@ class FaultyTransport final : public Transport {
   FaultyTransport(const FaultyTransport&) = delete;
   FaultyTransport& operator=(const FaultyTransport&) = delete;
 
-  std::string_view name() const override { return "faulty"; }
+  /// The inner transport's: nobody is meant to tell the difference.
+  std::string_view name() const override { return inner_->name(); }
   std::string endpoint() const override { return inner_->endpoint(); }
   Status Expose(const RouteKey& key, RouteEnd source) override;
   void Withdraw(const RouteKey& key) override;

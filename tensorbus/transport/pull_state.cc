@@ -108,6 +108,9 @@ bool PullState::Report() {
   {
     const MutexLock lock(mutex_);
     if (failure_.ok()) failure_ = memory;
+    // A route without bytes has a time too.
+    if (result_.first_byte == Nanos{}) result_.first_byte = SinceEpoch();
+    result_.last_byte = std::max(result_.last_byte, result_.first_byte);
     outcome = failure_.ok() ? Result<PullResult>(std::move(result_)) : Result<PullResult>(failure_);
     done = std::move(done_);
   }
