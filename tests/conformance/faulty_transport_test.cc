@@ -139,12 +139,12 @@ TEST_P(FaultyTransportTest, HoldsAPullUntilItIsCancelledOrLate) {
   options.deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(30);
   EXPECT_THAT(PullAndWait(world_->target(), kKey, route_.target(), options),
               IsStatus(Code::kDeadlineExceeded, Reason::kNone));
-  std::promise<Status> ended;
+  const auto ended = std::make_shared<std::promise<Status>>();
   world_->target().Pull(kKey, route_.target(), Unhurried(world_->peer()),
-                        [&](Result<PullResult> result) { ended.set_value(result.status()); });
+                        [ended](Result<PullResult> result) { ended->set_value(result.status()); });
   world_->target().Cancel(SessionId{4});
   world_->target().Cancel(SessionId{5});
-  EXPECT_THAT(ended.get_future().get(), IsStatus(Code::kCancelled, Reason::kCancelled));
+  EXPECT_THAT(ended->get_future().get(), IsStatus(Code::kCancelled, Reason::kCancelled));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FaultyTransportTest,
