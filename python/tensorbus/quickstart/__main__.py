@@ -36,6 +36,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
                         help="fsdp (real training), or megatron:tp=2,pp=2 (that layout, versions made up) (default: fsdp)")
     parser.add_argument("--tp", type=int, metavar="N", help="engine ranks (default: what the model's heads allow)")
     parser.add_argument("--replicas", type=int, default=1, metavar="N", help="engines (default: 1)")
+    parser.add_argument("--single-experts", action="store_true", help="the engine holds experts one by one, not stacked")
     parser.add_argument("--flip", choices=["shadow", "in_place"], default="shadow", help="how an engine takes a version (default: shadow)")
     parser.add_argument("--batch", type=int, default=1, metavar="N", help="rows per trainer rank (default: 1)")
     parser.add_argument("--sequence", type=int, default=64, metavar="N", help="tokens per row (default: 64)")
@@ -100,7 +101,7 @@ def main(argv: list[str]) -> int:
         settings = Settings(
             folder="", model=str(model.resolve()), agent_socket="", trainer_ranks=options.trainer_ranks,
             trainer_tp=options.trainer_tp, trainer_pp=options.trainer_pp,
-            tp=options.tp or choose_tp(read_config(model)), replicas=options.replicas, refreshes=options.refreshes,
+            tp=options.tp or choose_tp(read_config(model)), replicas=options.replicas, single_experts=options.single_experts, refreshes=options.refreshes,
             steps_per_refresh=options.steps, flip=options.flip, batch=options.batch, sequence=options.sequence,
             learning_rate=options.learning_rate, deadline_s=options.timeout)
         name = "" if options.model else "seeded" if options.made else "SmolLM2-135M"

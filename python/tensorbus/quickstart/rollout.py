@@ -36,7 +36,8 @@ class VerificationError(Exception):
 def roll_out(settings: Settings, replica: int, rank: int, emit: Emitter, subscriber_of: SubscriberOf) -> None:
     """Takes and verifies `settings.refreshes` versions. VerificationError at the first that differs."""
     config = read_config(Path(settings.model))
-    subscriber = subscriber_of(settings, replica, rank, vllm_layout(config, settings.tp, rank))
+    subscriber = subscriber_of(settings, replica, rank, vllm_layout(
+        config, settings.tp, rank, single_experts=settings.single_experts))
     try:
         size = sum(t.numel() * t.element_size() for t in subscriber.buffers.values())
         emit("registered", bytes=size, buffers=len(subscriber.buffers), memory=subscriber.memory)
@@ -49,7 +50,7 @@ def roll_out(settings: Settings, replica: int, rank: int, emit: Emitter, subscri
                 raise VerificationError(f"version {arrived.version} came where {expected} was next")
             began = time.monotonic()
             elements, differences = verify_against_file(config, settings.tp, rank, subscriber.buffers,
-                                                        settings.reference(arrived.version))
+                                                        settings.reference(arrived.version), settings.single_experts)
             if differences:
                 shown = "; ".join(str(d) for d in differences[:MAX_REPORTED_DIFFERENCES])
                 raise VerificationError(f"version {arrived.version}: {len(differences)} buffers differ: {shown}")

@@ -21,6 +21,7 @@ class Settings:
     trainer_pp: int = 0
     tp: int = 3
     replicas: int = 1
+    single_experts: bool = False
     refreshes: int = 4
     steps_per_refresh: int = 1
     channel: str = "policy"
