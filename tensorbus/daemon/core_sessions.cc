@@ -169,6 +169,10 @@ void Core::FinishSession(SessionId id) {
     rank.dirty = false;
     rank.request.reset();
   }
+  const auto version = channel.versions.find(config.version);
+  if (version != channel.versions.end()) {
+    version->second.taken.insert({config.target_job, config.replica});
+  }
   if (session.plan_digest()) {
     if (known_plans_.size() >= kMaxKnownPlans) known_plans_.clear();
     known_plans_[PlanKey(config)] = *session.plan_digest();

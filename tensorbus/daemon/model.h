@@ -126,12 +126,15 @@ struct ReleaseWait {
 };
 
 /// A version that is being published or is kept.
+using ReplicaKey = std::pair<std::string, std::uint32_t>;  ///< job, replica
+
 struct VersionState {
   Version version;
   SlowConsumer policy = SlowConsumer::kWait;
   std::uint32_t min_replicas = 1;
   std::uint32_t keep_last = 0;
   std::set<std::uint32_t> published;
+  std::set<ReplicaKey> taken;  ///< replicas that flipped to it, also those that have left since
   bool readable = false;
   bool closing = false;  ///< takes no new session: its memory is asked back
   TimePoint since;       ///< first rank's publish
@@ -163,8 +166,6 @@ struct Replica {
   /// What all ranks serve; 0 when none does or they differ.
   Version live() const;
 };
-
-using ReplicaKey = std::pair<std::string, std::uint32_t>;  ///< job, replica
 
 /// A named stream of versions.
 struct Channel {

@@ -67,13 +67,13 @@ Release DecideRelease(const Channel& channel, const VersionState& version,
   if (version.snapshot()) return Release::kGrant;
   if (!version.readable) return Release::kHold;
   if (version.policy == SlowConsumer::kWait && !version.closing) {
-    std::size_t having = 0;
+    std::set<ReplicaKey> having = version.taken;
     for (const auto& [key, replica] : channel.replicas) {
       if (!Present(replica)) continue;
       if (!Has(replica, version.version)) return Release::kHold;
-      ++having;
+      having.insert(key);
     }
-    if (having < version.min_replicas) return Release::kHold;
+    if (having.size() < version.min_replicas) return Release::kHold;
   }
   return running_sessions == 0 ? Release::kGrant : Release::kClose;
 }
@@ -90,11 +90,11 @@ std::vector<std::string> HoldersOf(const Channel& channel, const VersionState& v
     return holders;
   }
   if (version.policy != SlowConsumer::kWait || version.closing) return holders;
-  std::size_t having = 0;
+  std::set<ReplicaKey> having = version.taken;
   for (const auto& [key, replica] : channel.replicas) {
     if (!Present(replica)) continue;
     if (Has(replica, version.version)) {
-      ++having;
+      having.insert(key);
       continue;
     }
     std::string who = ReplicaName(channel, replica);
@@ -111,9 +111,10 @@ std::vector<std::string> HoldersOf(const Channel& channel, const VersionState& v
     }
     if (holders.size() < kMaxListedFaults) holders.push_back(std::move(who));
   }
-  if (holders.empty() && having < version.min_replicas) {
-    holders.push_back(fmt::format("{} of at least {} replicas of {} have taken version {}", having,
-                                  version.min_replicas, channel.name, version.version.value));
+  if (holders.empty() && having.size() < version.min_replicas) {
+    holders.push_back(fmt::format("{} of at least {} replicas of {} have taken version {}",
+                                  having.size(), version.min_replicas, channel.name,
+                                  version.version.value));
   }
   return holders;
 }

@@ -56,5 +56,22 @@ TEST_F(SessionSim, StartsKnownPlansWithOneMessage) {
   }
 }
 
+TEST_F(SessionSim, CountsReplicasThatTookTheVersionAndLeft) {
+  Start();
+  world_.StartJob("engine", Role::kConsumer, 3, {"b"}, {.replica = 1});
+  world_.PublishAll("trainer", 1, SlowConsumer::kWait, /*min_replicas=*/2);
+  world_.UpdateAll("engine", Selector::kNext, 10s, 0, 0);
+  ExpectServes(1, 0);
+  for (Worker* worker : world_.WorkersOf("engine", 0)) world_.Leave(*worker);
+  world_.UpdateAll("engine", Selector::kNext, 10s, 0, 1);
+  ExpectServes(1, 1);
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    Worker& trainer = world_.worker("trainer", rank);
+    world_.Release(trainer, 1, 10s);
+    ASSERT_TRUE(world_.executor.AdvanceUntil([&] { return trainer.released[1].has_value(); }, 60s));
+    EXPECT_OK(*trainer.released[1]);
+  }
+}
+
 }  // namespace
 }  // namespace tensorbus::sim
