@@ -84,16 +84,7 @@ Status EnsurePrivateDir(const std::string& dir) {
   return {};
 }
 
-Status DiagnoseUnreachable(const std::string& target, const std::string& otherwise) {
-  const std::string path = UnixPathOf(target);
-  const auto not_running = [&](const std::string& why) {
-    return Status(Code::kUnavailable,
-                  fmt::format("no daemon answers at {}: {}; start one with `tensorbusctl up`, or "
-                              "say where it is with --daemon",
-                              target, why),
-                  Reason::kNotRunning);
-  };
-  if (path.empty()) return not_running(otherwise);
+Status ProbeSocket(const std::string& path) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof address.sun_path) {
@@ -104,24 +95,39 @@ Status DiagnoseUnreachable(const std::string& target, const std::string& otherwi
   const UniqueFd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!probe.valid()) return ErrnoStatus(errno, "socket");
   if (::connect(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) {
-    return not_running(otherwise);
+    return {};
   }
   switch (errno) {
     case ENOENT:
     case ENOTDIR:
-      return not_running("there is no such socket");
+      return {Code::kUnavailable, "there is no such socket", Reason::kNotRunning, errno};
     case ECONNREFUSED:
-      return not_running("nobody listens on that socket any more");
+      return {Code::kUnavailable, "nobody listens on that socket any more", Reason::kNotRunning,
+              errno};
     case EACCES:
     case EPERM:
       return {Code::kPermissionDenied,
               fmt::format("no permission for the socket {} (we are user {}); run as the daemon's "
                           "user, or start the daemon with --allow-uid {}",
                           path, ::geteuid(), ::geteuid()),
-              Reason::kNone, EACCES};
-    default:
-      return not_running(std::strerror(errno));  // NOLINT(concurrency-mt-unsafe)
+              Reason::kNone, errno};
+    default: {
+      const Status other = ErrnoStatus(errno, "connecting");
+      return {Code::kUnavailable, other.message(), Reason::kNotRunning, other.native()};
+    }
   }
+}
+
+Status DiagnoseUnreachable(const std::string& target, const std::string& otherwise) {
+  const std::string path = UnixPathOf(target);
+  const Status probed = path.empty() ? Status() : ProbeSocket(path);
+  if (!probed.ok() && probed.reason() != Reason::kNotRunning) return probed;
+  return {
+      Code::kUnavailable,
+      fmt::format("no daemon answers at {}: {}; start one with `tensorbusctl up`, or say where it "
+                  "is with --daemon",
+                  target, probed.ok() ? otherwise : probed.message()),
+      Reason::kNotRunning, probed.native()};
 }
 
 Result<std::string> ReadTokenFile(const std::string& path) {

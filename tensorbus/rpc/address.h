@@ -25,6 +25,11 @@ std::string UnixPathOf(std::string_view target);
 /// sockets in it could answer in the daemon's name.
 Status EnsurePrivateDir(const std::string& dir);
 
+/// OK when somebody listens on the UNIX socket at `path`.
+///
+/// Errors: kUnavailable/kNotRunning, kPermissionDenied, kInvalidArgument for a path too long.
+Status ProbeSocket(const std::string& path);
+
 /// Why nothing answers at `target`, for people: no socket there, nobody listens, no permission, or
 /// just silence (`otherwise`).
 ///

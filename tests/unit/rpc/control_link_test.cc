@@ -1,5 +1,6 @@
 #include "tensorbus/rpc/control_link.h"
 
+#include <cstdlib>
 #include <fstream>
 #include <future>
 #include <gtest/gtest.h>
@@ -277,6 +278,57 @@ TEST_F(ControlLinkTest, RefusesTcpWithoutAnyProof) {
               IsStatus(Code::kInvalidArgument, Reason::kNone));
   EXPECT_THAT(ControlServer::Start({.listen = {"127.0.0.1:0"}, .ca_file = "x"}, executor_, daemon_,
                                    daemon_),
+              IsStatus(Code::kInvalidArgument, Reason::kNone));
+}
+
+/// A CA, and certificates of it, made by the openssl program. False without one.
+bool MakeCertificates(const std::string& dir) {
+  std::ofstream(dir + "/san") << "subjectAltName=IP:127.0.0.1,DNS:localhost\n";
+  const std::string in = "cd " + dir + " && ";
+  const std::string quiet = " >/dev/null 2>&1";
+  const auto run = [&](const std::string& line) {
+    return std::system((in + line + quiet).c_str()) == 0;  // NOLINT(concurrency-mt-unsafe)
+  };
+  const std::string key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes ";
+  bool fine = true;
+  for (const std::string ca : {"ca", "other"}) {
+    fine = fine && run("openssl req -x509 -days 2 " + key + "-subj /CN=" + ca + " -keyout " + ca +
+                       ".key -out " + ca + ".pem");
+  }
+  const auto sign = [&](const std::string& name, const std::string& ca) {
+    return run("openssl req -new " + key + "-subj /CN=" + name + " -keyout " + name + ".key -out " +
+               name + ".csr") &&
+           run("openssl x509 -req -days 2 -in " + name + ".csr -CA " + ca + ".pem -CAkey " + ca +
+               ".key -CAcreateserial -extfile san -out " + name + ".pem");
+  };
+  return fine && sign("server", "ca") && sign("client", "ca") && sign("stranger", "other");
+}
+
+TEST_F(ControlLinkTest, AsksForACertificateOfItsCa) {
+  if (!MakeCertificates(dir_.path())) GTEST_SKIP() << "no openssl program";
+  Serve({.listen = {"127.0.0.1:0"},
+         .token_file = "",
+         .ca_file = dir_.Join("ca.pem"),
+         .cert_file = dir_.Join("server.pem"),
+         .key_file = dir_.Join("server.key")});
+  DaemonAddress address = Address();
+  address.ca_file = dir_.Join("ca.pem");
+  address.cert_file = dir_.Join("client.pem");
+  address.key_file = dir_.Join("client.key");
+  const auto link = Open(address);
+  link->Send(Hello("a"));
+  EXPECT_EQ(last_.Wait(), "a");
+  ASSERT_OK_AND_ASSIGN(const auto client, AdminClient::Create(address, kPatience));
+  EXPECT_OK(client->GetStatus({}));
+  address.cert_file = dir_.Join("stranger.pem");
+  address.key_file = dir_.Join("stranger.key");
+  ASSERT_OK_AND_ASSIGN(const auto stranger, AdminClient::Create(address, kPatience));
+  EXPECT_EQ(stranger->GetStatus({}).status().code(), Code::kUnavailable);
+  ASSERT_OK_AND_ASSIGN(const auto plain,
+                       AdminClient::Create({.target = address.target}, kPatience));
+  EXPECT_EQ(plain->GetStatus({}).status().code(), Code::kUnavailable);
+  address.key_file = "";
+  EXPECT_THAT(AdminClient::Create(address, kPatience),
               IsStatus(Code::kInvalidArgument, Reason::kNone));
 }
 
