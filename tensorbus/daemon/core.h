@@ -11,6 +11,7 @@
 #include "proto/tensorbus.pb.h"
 #include "tensorbus/base/executor.h"
 #include "tensorbus/daemon/daemon_metrics.h"
+#include "tensorbus/daemon/digest_compare.h"
 #include "tensorbus/daemon/model.h"
 #include "tensorbus/daemon/session.h"
 #include "tensorbus/rpc/agent_port.h"
@@ -111,7 +112,7 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
   void DropPort(rpc::PortId id, const Status& why);
   void AgentGone(const std::string& name, const Status& why);
   void SendTo(const std::string& agent, proto::DaemonMessage message);
-  void Ask(const std::string& agent, proto::Query query,
+  void Ask(const std::string& agent, proto::Query query, Nanos timeout,
            std::function<void(Result<proto::Answer>)> done);
   void OnAnswer(const Agent& agent, const proto::Answer& answer);
   void UpdateGauges();
@@ -192,7 +193,18 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
   Result<Channel*> FindChannel(const std::string& name);
   void AddRoutes(const Channel& channel, const Replica& replica, const TensorSpec& tensor,
                  proto::ExplainReply& reply) const;
+  struct DigestJob;
+  struct VerifyRun;
+  struct ClaimRun;
+  void AskDigests(std::shared_ptr<DigestJob> job);
+  Result<std::vector<DigestHolder>> HoldersToVerify(const Channel& channel, Version version) const;
+  bool StillHeld(const std::string& channel, const std::vector<DigestHolder>& holders) const;
+  void FinishVerify(VerifyRun& run);
   void OnClaim(Agent& agent, const proto::ClaimVersion& message);
+  Result<std::shared_ptr<ClaimRun>> StartClaim(const RankIdentity& identity,
+                                               const proto::ClaimVersion& message);
+  void NextCandidate(const std::shared_ptr<ClaimRun>& run);
+  void EndClaim(const ClaimRun& run, Version version);
 
   const CoreOptions options_;
   Executor& executor_;

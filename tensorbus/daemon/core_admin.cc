@@ -256,7 +256,7 @@ void Core::Trace(const proto::TraceRequest&, Done<proto::TraceReply> done) {
   for (const auto& [name, agent] : agents_) {
     proto::Query query;
     query.mutable_trace();
-    Ask(name, std::move(query), [gather](Result<proto::Answer> answer) {
+    Ask(name, std::move(query), options_.query_timeout, [gather](Result<proto::Answer> answer) {
       if (answer.ok()) {
         for (const proto::TraceEvent& event : answer->events()) {
           *gather->reply.add_events() = event;

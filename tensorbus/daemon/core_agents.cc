@@ -209,7 +209,7 @@ void Core::SendTo(const std::string& agent, proto::DaemonMessage message) {
   ports_.at(found->second.port).port->Send(std::move(message));
 }
 
-void Core::Ask(const std::string& agent, proto::Query query,
+void Core::Ask(const std::string& agent, proto::Query query, Nanos timeout,
                std::function<void(Result<proto::Answer>)> done) {
   if (!agents_.contains(agent) || queries_.size() >= kMaxPendingQueries) {
     const Status status =
@@ -222,12 +222,12 @@ void Core::Ask(const std::string& agent, proto::Query query,
   }
   const std::uint64_t id = next_query_++;
   query.set_query(id);
-  const auto timer = executor_.PostAfter(options_.query_timeout, [this, id] {
+  const auto timer = executor_.PostAfter(timeout, [this, id, timeout] {
     auto node = queries_.extract(id);
     if (node.empty()) return;
     node.mapped().done(Status(Code::kDeadlineExceeded,
                               fmt::format("agent {} has not answered within {:.1f} s",
-                                          node.mapped().agent, Seconds(options_.query_timeout)),
+                                          node.mapped().agent, Seconds(timeout)),
                               Reason::kMissingRank));
   });
   queries_.emplace(id, PendingQuery{.agent = agent, .done = std::move(done), .timer = timer});

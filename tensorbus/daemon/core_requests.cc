@@ -10,6 +10,13 @@
 
 namespace tensorbus::daemon {
 
+namespace {
+
+/// Requests of one replica whose deadlines lie this close together count as one.
+constexpr Nanos kSameMoment = std::chrono::milliseconds(100);
+
+}  // namespace
+
 void Core::ReconcileLater(const std::string& channel) {
   reconcile_.insert(channel);
   if (std::exchange(reconciling_, true)) return;
@@ -99,25 +106,31 @@ void Core::OnCancelRequest(Agent& agent, const proto::CancelRequest& message) {
 }
 
 void Core::RequestTimedOut(const RankKey& key, std::uint64_t request) {
-  RankState* rank = FindRank(key);
-  if (rank == nullptr || !rank->request || rank->request->id != request) return;
+  const RankState* expired = FindRank(key);
+  if (expired == nullptr || !expired->request || expired->request->id != request) return;
   const Channel& channel = channels_.at(key.channel);
-  const Replica& replica = channel.replicas.at({key.job, key.replica});
+  Replica& replica = channels_.at(key.channel).replicas.at({key.job, key.replica});
   std::vector<std::string> who;
   for (const Missing& missing : MissingOf(channel, replica)) {
     who.push_back(fmt::format("{} {}; {}", missing.who, missing.why, missing.remedy));
   }
   if (who.empty()) who.emplace_back("no fitting version became readable");
-  const Request& wish = *rank->request;
-  const std::string what = wish.selector == Selector::kPinned
-                               ? fmt::format("version {}", wish.version.value)
-                               : fmt::format("the {} version", SelectorName(wish.selector));
-  EndRequest(*rank,
-             Status(Code::kDeadlineExceeded,
-                    fmt::format("{} waited {:.1f} s for {}: {}", rank->identity.ToString(),
-                                Seconds(executor_.Now() - wish.since), what, fmt::join(who, "; ")),
-                    Reason::kMissingRank),
-             {});
+  // Ranks that asked together end together, with the same reason: were they ended one by one, each
+  // would be told that the ones before it no longer ask.
+  const TimePoint now = executor_.Now();
+  for (auto& [number, rank] : replica.ranks) {
+    if (!rank.request || rank.request->deadline > now + kSameMoment) continue;
+    const Request& wish = *rank.request;
+    const std::string what = wish.selector == Selector::kPinned
+                                 ? fmt::format("version {}", wish.version.value)
+                                 : fmt::format("the {} version", SelectorName(wish.selector));
+    EndRequest(rank,
+               Status(Code::kDeadlineExceeded,
+                      fmt::format("{} waited {:.1f} s for {}: {}", rank.identity.ToString(),
+                                  Seconds(now - wish.since), what, fmt::join(who, "; ")),
+                      Reason::kMissingRank),
+               {});
+  }
 }
 
 void Core::EndRequest(RankState& rank, const Status& status, Version live) {

@@ -125,9 +125,9 @@ struct ReleaseWait {
   Executor::TimerId timer = 0;
 };
 
-/// A version that is being published or is kept.
 using ReplicaKey = std::pair<std::string, std::uint32_t>;  ///< job, replica
 
+/// A version that is being published or is kept.
 struct VersionState {
   Version version;
   SlowConsumer policy = SlowConsumer::kWait;

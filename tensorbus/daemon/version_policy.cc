@@ -145,7 +145,7 @@ Status CheckPublish(const Channel& channel, const RankState& rank, const Version
     return {Code::kInvalidArgument, who + " published version 0; versions begin at 1",
             Reason::kMalformed};
   }
-  const bool again = version == rank.republish && known == channel.versions.end();
+  const bool again = version == rank.republish && (known == channel.versions.end() || joins);
   if (version <= rank.published && !again) {
     return {Code::kFailedPrecondition,
             fmt::format("{} published version {} after version {}; numbers only grow", who,

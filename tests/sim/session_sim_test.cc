@@ -33,6 +33,26 @@ class SessionSim : public ::testing::Test {
       EXPECT_EQ(worker->live, version) << worker->identity.ToString();
     }
   }
+  /// All ranks of the replica learn of the same failure.
+  Status Failure(std::uint32_t replica = 0) {
+    EXPECT_TRUE(world_.executor.AdvanceUntil([&] { return Updated(replica); }, 60s));
+    Status first;
+    for (const Worker* worker : world_.WorkersOf("engine", replica)) {
+      if (!worker->updated) continue;
+      EXPECT_FALSE(worker->updated->ok()) << worker->identity.ToString();
+      first = *worker->updated;
+    }
+    return first;
+  }
+  proto::ReplicaStatus ReplicaOf(std::uint32_t number) {
+    proto::ReplicaStatus out;
+    world_.core->GetStatus({}, [&](Result<proto::StatusReply> reply) {
+      for (const auto& replica : reply->channels(0).replicas()) {
+        if (replica.replica() == number) out = replica;
+      }
+    });
+    return out;
+  }
 
   World world_;
 };
@@ -42,7 +62,19 @@ TEST_F(SessionSim, BringsAVersionToAReplica) {
   world_.PublishAll("trainer", 7);
   world_.UpdateAll("engine", Selector::kLatest, 10s);
   ExpectServes(7);
+  EXPECT_EQ(ReplicaOf(0).live_version(), 7U);
   world_.ExpectQuiet();
+}
+
+TEST_F(SessionSim, LetsEitherJobStartFirst) {
+  world_.AddAgent("a");
+  world_.AddAgent("b");
+  world_.StartJob("engine", Role::kConsumer, 3, {"b", "a"}, {});
+  world_.UpdateAll("engine", Selector::kLatest, 30s);
+  world_.executor.Advance(3s);
+  world_.StartJob("trainer", Role::kProducer, 2, {"a", "b"}, {});
+  world_.PublishAll("trainer", 1);
+  ExpectServes(1);
 }
 
 TEST_F(SessionSim, StartsKnownPlansWithOneMessage) {
@@ -71,6 +103,301 @@ TEST_F(SessionSim, CountsReplicasThatTookTheVersionAndLeft) {
     ASSERT_TRUE(world_.executor.AdvanceUntil([&] { return trainer.released[1].has_value(); }, 60s));
     EXPECT_OK(*trainer.released[1]);
   }
+}
+
+TEST_F(SessionSim, ServesSeveralReplicasAtOnce) {
+  Start();
+  World::JobOptions second;
+  second.replica = 1;
+  world_.StartJob("engine", Role::kConsumer, 2, {"a", "b"}, second);
+  world_.PublishAll("trainer", 4);
+  world_.UpdateAll("engine", Selector::kLatest, 10s, 0, 0);
+  world_.UpdateAll("engine", Selector::kLatest, 10s, 0, 1);
+  EXPECT_EQ(world_.core->counts().sessions, 2U);
+  ExpectServes(4, 0);
+  ExpectServes(4, 1);
+  world_.ExpectQuiet();
+}
+
+TEST_F(SessionSim, KeepsChannelsApart) {
+  Start();
+  World::JobOptions reward;
+  reward.channel = "reward";
+  world_.StartJob("critic", Role::kProducer, 1, {"a"}, reward);
+  world_.StartJob("scorer", Role::kConsumer, 1, {"b"}, reward);
+  world_.PublishAll("trainer", 7);
+  world_.Publish(world_.worker("critic", 0, 0, "reward"), 1);
+  world_.UpdateAll("scorer", Selector::kLatest, 10s);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  ExpectServes(7);
+  EXPECT_EQ(world_.worker("scorer", 0, 0, "reward").live, 1U);
+}
+
+TEST_F(SessionSim, TellsAReplicaThatItServesTheLatestAlready) {
+  Start();
+  world_.PublishAll("trainer", 7);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  ExpectServes(7);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  ExpectServes(7);
+  EXPECT_EQ(world_.agent("b").received[Received::kPrepare], 1);
+}
+
+TEST_F(SessionSim, WaitsForTheNextVersion) {
+  Start();
+  world_.PublishAll("trainer", 1);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  ExpectServes(1);
+  world_.UpdateAll("engine", Selector::kNext, 10s);
+  world_.executor.Advance(5s);
+  EXPECT_FALSE(Updated());
+  world_.PublishAll("trainer", 2);
+  ExpectServes(2);
+}
+
+TEST_F(SessionSim, NamesTheRankThatNeverAsks) {
+  Start();
+  world_.PublishAll("trainer", 7);
+  world_.Update(world_.worker("engine", 0), Selector::kLatest, 3s);
+  world_.Update(world_.worker("engine", 1), Selector::kLatest, 3s);
+  world_.executor.Advance(3s + 1s);
+  const Worker& worker = world_.worker("engine", 0);
+  ASSERT_TRUE(worker.updated);
+  EXPECT_THAT(*worker.updated, IsStatus(Code::kDeadlineExceeded, Reason::kMissingRank));
+  EXPECT_THAT(worker.updated->message(), HasSubstr("policy/engine replica 0 rank 2 of 3"));
+  EXPECT_THAT(worker.updated->message(), HasSubstr("has not asked"));
+}
+
+TEST_F(SessionSim, NamesTheProducerRankThatNeverPublishes) {
+  Start();
+  world_.Publish(world_.worker("trainer", 0), 7);
+  world_.UpdateAll("engine", Selector::kLatest, 3s);
+  const Status status = Failure();
+  EXPECT_THAT(status, IsStatus(Code::kDeadlineExceeded, Reason::kMissingRank));
+  EXPECT_THAT(status.message(),
+              HasSubstr("policy/trainer rank 1 of 2 has not published version 7"));
+}
+
+TEST_F(SessionSim, NamesTheProducerThatNeverComes) {
+  world_.AddAgent("b");
+  world_.StartJob("engine", Role::kConsumer, 1, {"b"}, {});
+  world_.UpdateAll("engine", Selector::kLatest, 3s);
+  EXPECT_THAT(Failure().message(), HasSubstr("a producer of channel policy has not registered"));
+}
+
+TEST_F(SessionSim, RefusesRanksThatAskForDifferentVersions) {
+  Start();
+  world_.PublishAll("trainer", 7);
+  world_.Update(world_.worker("engine", 0), Selector::kLatest, 3s);
+  world_.Update(world_.worker("engine", 1), Selector::kLatest, 3s);
+  world_.Update(world_.worker("engine", 2), Selector::kPinned, 3s, 7);
+  EXPECT_THAT(Failure(), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+}
+
+TEST_F(SessionSim, EndsWhenPlansDiffer) {
+  Start();
+  world_.agent("b").plan = "another plan";
+  world_.PublishAll("trainer", 7);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  EXPECT_THAT(Failure(), IsStatus(Code::kAborted, Reason::kPlanMismatch));
+  EXPECT_EQ(world_.worker("engine", 0).live, 0U);
+  world_.ExpectQuiet();
+}
+
+TEST_F(SessionSim, RefusesToFlipWhenATargetHoldsOtherBytes) {
+  Start();
+  world_.agent("b").corrupt_target = 1;
+  world_.PublishAll("trainer", 7);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  const Status status = Failure();
+  EXPECT_THAT(status, IsStatus(Code::kDataLoss, Reason::kChecksumMismatch));
+  EXPECT_THAT(status.message(), HasSubstr("policy/engine replica 0 rank 1 of 3"));
+  EXPECT_EQ(world_.agent("b").received[Received::kFlipPrepare], 0);
+  for (const Worker* worker : world_.WorkersOf("engine")) EXPECT_EQ(worker->live, 0U);
+}
+
+TEST_F(SessionSim, RefusesToFlipWhenASourceCountedOtherBytes) {
+  Start();
+  world_.agent("a").corrupt_source = 1;
+  world_.PublishAll("trainer", 7);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  const Status status = Failure();
+  EXPECT_THAT(status, IsStatus(Code::kDataLoss, Reason::kChecksumMismatch));
+  EXPECT_THAT(status.message(), HasSubstr("policy/trainer rank 1 of 2"));
+  EXPECT_EQ(world_.agent("b").received[Received::kFlipPrepare], 0);
+}
+
+// ---- somebody dies or falls silent ------------------------------------------------------------
+
+constexpr Received kSteps[] = {Received::kPrepare, Received::kGo, Received::kFinish,
+                               Received::kFlipPrepare, Received::kFlipCommit};
+
+TEST_F(SessionSim, TellsEverybodyWhenTheEnginesAgentDiesAtAnyStep) {
+  for (const Received step : kSteps) {
+    for (const FlipMode flip : {FlipMode::kShadow, FlipMode::kInPlace}) {
+      SCOPED_TRACE(::testing::Message() << "step " << step << " flip " << static_cast<int>(flip));
+      World world;
+      for (const char* name : {"a", "b", "c"}) world.AddAgent(name);
+      World::JobOptions engine;
+      engine.flip = flip;
+      world.StartJob("trainer", Role::kProducer, 2, {"a"}, {});
+      world.StartJob("engine", Role::kConsumer, 2, {"b", "c"}, engine);
+      if (step == Received::kFinish) continue;  // comes to sources only
+      world.agent("c").die_on = step;
+      world.PublishAll("trainer", 7);
+      world.UpdateAll("engine", Selector::kLatest, 5s);
+      const Worker& survivor = world.worker("engine", 0);
+      ASSERT_TRUE(world.executor.AdvanceUntil([&] { return survivor.updated.has_value(); }, 6s));
+      EXPECT_THAT(*survivor.updated, IsStatus(Code::kUnavailable, Reason::kPeerLost));
+      EXPECT_THAT(survivor.updated->message(), HasSubstr("policy/engine replica 0 rank 1 of 2"));
+      world.ExpectQuiet();
+      EXPECT_EQ(world.core->counts().agents, 2U);
+      // The trainer is not held up by a replica that is gone.
+      world.Release(world.worker("trainer", 0), 7, 1s);
+      world.executor.Advance(2s);
+      EXPECT_TRUE(world.worker("trainer", 0).released[7]);
+    }
+  }
+}
+
+TEST_F(SessionSim, TellsEverybodyWhenTheTrainersAgentDiesAtAnyStep) {
+  for (const Received step : {Received::kPrepare, Received::kGo, Received::kFinish}) {
+    SCOPED_TRACE(::testing::Message() << "step " << step);
+    World world;
+    world.AddAgent("a");
+    world.AddAgent("b");
+    world.StartJob("trainer", Role::kProducer, 2, {"a"}, {});
+    world.StartJob("engine", Role::kConsumer, 2, {"b"}, {});
+    world.agent("a").die_on = step;
+    world.PublishAll("trainer", 7);
+    world.UpdateAll("engine", Selector::kLatest, 5s);
+    const Worker& worker = world.worker("engine", 0);
+    ASSERT_TRUE(world.executor.AdvanceUntil([&] { return worker.updated.has_value(); }, 6s));
+    EXPECT_THAT(*worker.updated, IsStatus(Code::kUnavailable, Reason::kPeerLost));
+    EXPECT_THAT(worker.updated->message(), HasSubstr("policy/trainer rank"));
+    EXPECT_EQ(worker.live, 0U);
+    world.ExpectQuiet();
+    EXPECT_EQ(world.core->counts().kept_versions, 0U);
+  }
+}
+
+TEST_F(SessionSim, EndsByTheDeadlineWhenAnAgentDoesNothing) {
+  for (const Received step : kSteps) {
+    SCOPED_TRACE(::testing::Message() << "step " << step);
+    World world;
+    world.AddAgent("a");
+    world.AddAgent("b");
+    world.StartJob("trainer", Role::kProducer, 2, {"a"}, {});
+    world.StartJob("engine", Role::kConsumer, 2, {"b"}, {});
+    world.agent(step == Received::kFinish ? "a" : "b").mute.insert(step);
+    world.PublishAll("trainer", 7);
+    world.UpdateAll("engine", Selector::kLatest, 5s);
+    const Worker& worker = world.worker("engine", 1);
+    ASSERT_TRUE(world.executor.AdvanceUntil([&] { return worker.updated.has_value(); }, 6s));
+    EXPECT_THAT(*worker.updated, IsStatus(Code::kDeadlineExceeded, Reason::kMissingRank));
+    EXPECT_THAT(worker.updated->message(),
+                HasSubstr(step == Received::kFinish ? "policy/trainer rank 0 of 2"
+                                                    : "policy/engine replica 0 rank 0 of 2"));
+    world.ExpectQuiet();
+  }
+}
+
+TEST_F(SessionSim, LosesAnAgentThatFallsSilent) {
+  Start();
+  world_.agent("b").silent = true;
+  world_.executor.Advance(15s);
+  EXPECT_EQ(world_.core->counts().agents, 1U);
+  EXPECT_EQ(world_.core->counts().ranks, 2U);
+}
+
+TEST_F(SessionSim, AbortsWhenAWorkerLeavesMidway) {
+  Start();
+  world_.PublishAll("trainer", 7);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  world_.Leave(world_.worker("engine", 2));
+  const Status status = *world_.worker("engine", 0).updated;
+  EXPECT_THAT(status, IsStatus(Code::kUnavailable, Reason::kPeerLost));
+  EXPECT_THAT(status.message(), HasSubstr("rank 2 of 3 was lost: worker process 4711 ended"));
+}
+
+TEST_F(SessionSim, SettlesUnderRandomLossOfMessages) {
+  for (std::uint64_t seed = 1; seed <= 50; ++seed) {
+    SCOPED_TRACE(::testing::Message() << "seed " << seed);
+    World world;
+    world.AddAgent("a");
+    world.AddAgent("b");
+    std::uint64_t state = seed * 0x9e3779b97f4a7c15U;
+    const auto random = [&state] {
+      state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9U;
+      state ^= state >> 27;
+      return state += 0x9e3779b97f4a7c15U;
+    };
+    world.StartJob("trainer", Role::kProducer, 2, {"a"}, {});
+    World::JobOptions engine;
+    engine.flip = seed % 2 == 0 ? FlipMode::kShadow : FlipMode::kInPlace;
+    world.StartJob("engine", Role::kConsumer, 3, {"b"}, engine);
+    world.PublishAll("trainer", 1);
+    world.agent("b").random = random;
+    world.agent("a").random = random;
+    world.agent("b").loss_per_mille = 150;
+    world.agent("a").loss_per_mille = 150;
+    for (int i = 0; i < 5; ++i) {
+      world.UpdateAll("engine", Selector::kLatest, 2s);
+      world.executor.Advance(3s);
+      EXPECT_EQ(world.core->counts().sessions, 0U);
+    }
+    world.agent("b").loss_per_mille = 0;
+    world.agent("a").loss_per_mille = 0;
+    world.executor.Advance(5s);
+    world.UpdateAll("engine", Selector::kLatest, 10s);
+    world.executor.Advance(10s);
+    for (const Worker* worker : world.WorkersOf("engine")) {
+      ASSERT_TRUE(worker->updated);
+      EXPECT_OK(*worker->updated);
+      EXPECT_EQ(worker->live, 1U);
+    }
+    world.ExpectQuiet();
+  }
+}
+
+// ---- dirty replicas -----------------------------------------------------------------------------
+
+TEST_F(SessionSim, RepairsADirtyReplicaWithTheSameVersion) {
+  World::JobOptions engine;
+  engine.flip = FlipMode::kInPlace;
+  Start(engine);
+  world_.PublishAll("trainer", 7);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  ExpectServes(7);
+  world_.PublishAll("trainer", 8);
+  world_.agent("b").corrupt_target = 0;
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  EXPECT_FALSE(Failure().ok());
+  EXPECT_EQ(ReplicaOf(0).state(), "dirty");
+  world_.agent("b").corrupt_target.reset();
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  ExpectServes(8);
+  EXPECT_EQ(ReplicaOf(0).state(), "idle");
+}
+
+TEST_F(SessionSim, BringsADirtyReplicaEvenWhatItServed) {
+  World::JobOptions engine;
+  engine.flip = FlipMode::kInPlace;
+  engine.live_version = 7;
+  engine.dirty = true;
+  Start(engine);
+  world_.PublishAll("trainer", 8);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  ExpectServes(8);
+}
+
+TEST_F(SessionSim, LeavesAShadowReplicaCleanAfterAFailure) {
+  Start();
+  world_.agent("b").corrupt_target = 0;
+  world_.PublishAll("trainer", 7);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  EXPECT_FALSE(Failure().ok());
+  EXPECT_EQ(ReplicaOf(0).state(), "idle");
 }
 
 }  // namespace

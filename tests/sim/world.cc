@@ -27,6 +27,17 @@ std::uint64_t OverlapBytes(const Range& a, const Range& b) {
 
 constexpr std::uint64_t kNormBytes = 16 * 4;
 
+/// A digest that adds up over elements, of memory with that content.
+proto::Digest DigestOf(const Box& box, std::uint64_t content) {
+  proto::Digest digest;
+  std::uint64_t sum = 0;
+  for (std::uint64_t i = box[0].lo; i < box[0].hi; ++i) sum += (i * i + 1) * (content + 1);
+  digest.set_a(sum);
+  digest.set_b(sum * 3);
+  digest.set_bytes(box.volume() * 4);
+  return digest;
+}
+
 std::uint32_t RankCount(const proto::Prepare& prepare, bool source) {
   std::uint32_t count = 0;
   for (const proto::Participant& participant : prepare.participants()) {
@@ -100,7 +111,7 @@ void FakeAgent::Die() {
 }
 
 void FakeAgent::Say(proto::AgentMessage message) {
-  if (!attached_) return;
+  if (!attached_ || silent) return;
   if (die_instead == message.body_case()) return Die();
   if (loss_per_mille > 0 && !message.has_hello() && !message.has_heartbeat() &&
       random() % 1000 < loss_per_mille) {
@@ -173,6 +184,14 @@ void FakeAgent::Handle(const proto::DaemonMessage& message) {
       }
       return;
     }
+    case proto::DaemonMessage::kQuery:
+      return AnswerQuery(message.query());
+    case proto::DaemonMessage::kClaimAnswered:
+      if (Worker* worker = by_request(message.claim_answered().request())) {
+        worker->claimed = rpc::FromProto(message.claim_answered().error());
+        worker->claimed_version = message.claim_answered().version();
+      }
+      return;
     case proto::DaemonMessage::kPrepare:
       return OnPrepare(message.prepare());
     case proto::DaemonMessage::kGo:
@@ -263,8 +282,10 @@ void FakeAgent::Flip(std::uint64_t session, bool commit) {
       if (commit) {
         message.mutable_flip_done()->set_session(session);
         message.mutable_flip_done()->set_target_rank(target);
-        world_.worker(prepare.target_job(), target, prepare.replica(), prepare.channel()).live =
-            prepare.version();
+        Worker& worker =
+            world_.worker(prepare.target_job(), target, prepare.replica(), prepare.channel());
+        worker.live = prepare.version();
+        worker.content = prepare.version();
       } else {
         message.mutable_flip_ready()->set_session(session);
         message.mutable_flip_ready()->set_target_rank(target);
@@ -288,6 +309,22 @@ void FakeAgent::EndSession(std::uint64_t session, const Status& status, std::uin
       worker.dirty = false;
     }
   }
+}
+
+void FakeAgent::AnswerQuery(const proto::Query& query) {
+  proto::AgentMessage message;
+  proto::Answer& answer = *message.mutable_answer();
+  answer.set_query(query.query());
+  if (query.has_digest()) {
+    const auto identity = rpc::FromProto(query.digest().rank());
+    const Worker& worker = world_.workers.at(identity->ToString());
+    for (const proto::TensorDigest& want : query.digest().boxes()) {
+      proto::TensorDigest& out = *answer.add_digests();
+      out = want;
+      *out.mutable_digest() = DigestOf(rpc::FromProto(want.box()).value(), worker.content);
+    }
+  }
+  Say(std::move(message));
 }
 
 // ---- World --------------------------------------------------------------------------------------
@@ -390,6 +427,7 @@ void World::Publish(Worker& worker, std::uint64_t version, daemon::SlowConsumer 
   publish.set_min_replicas(min_replicas);
   publish.set_keep_last(keep_last);
   publish.set_snapshot_made(policy == daemon::SlowConsumer::kSnapshot);
+  worker.content = version;
   if (publish.snapshot_made()) worker.snapshots.insert(version);
   agent(worker.agent).Say(std::move(message));
   executor.RunReady();
@@ -436,12 +474,45 @@ void World::UpdateAll(const std::string& job, daemon::Selector selector, Nanos t
   for (Worker* worker : WorkersOf(job, replica)) Update(*worker, selector, timeout, version);
 }
 
+void World::Claim(Worker& worker) {
+  worker.request = ++requests_;
+  worker.claimed.reset();
+  proto::AgentMessage message;
+  proto::ClaimVersion& claim = *message.mutable_claim_version();
+  claim.set_request(worker.request);
+  *claim.mutable_rank() = rpc::ToProto(worker.identity);
+  for (const RankLayout::Tensor& tensor :
+       LayoutOf(worker.identity.rank, worker.identity.rank_count).tensors) {
+    for (const Box& box : tensor.boxes) {
+      proto::TensorDigest& out = *claim.add_tensors();
+      out.set_tensor(tensor.spec.name);
+      *out.mutable_box() = rpc::ToProto(box);
+      *out.mutable_digest() = DigestOf(box, worker.content);
+    }
+  }
+  agent(worker.agent).Say(std::move(message));
+  executor.RunReady();
+}
+
+Result<proto::VerifyReply> World::Verify(std::uint64_t version, std::uint64_t timeout_ms) {
+  proto::VerifyRequest request;
+  request.set_version(version);
+  request.set_timeout_ms(timeout_ms);
+  std::optional<Result<proto::VerifyReply>> reply;
+  core->Verify(request, [&](Result<proto::VerifyReply> got) { reply = std::move(got); });
+  executor.AdvanceUntil([&] { return reply.has_value(); }, 10s);
+  if (!reply) return Status(Code::kInternal, "verify never answered");
+  return *reply;
+}
+
 void World::Leave(Worker& worker, const std::string& why) {
   proto::AgentMessage message;
   *message.mutable_leave_rank()->mutable_rank() = rpc::ToProto(worker.identity);
   message.mutable_leave_rank()->set_why(why);
   agent(worker.agent).Say(std::move(message));
   executor.RunReady();
+  const std::string name = worker.identity.ToString();
+  workers.erase(name);
 }
 
 void World::RestartDaemon(std::uint64_t first_session) {

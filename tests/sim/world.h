@@ -37,6 +37,9 @@ struct Worker {
   bool dirty = false;
   std::uint64_t request = 0;
   std::set<std::uint64_t> snapshots;
+  std::uint64_t content = 0;  ///< what its memory holds: equal numbers, equal bytes
+  Outcome claimed;
+  std::uint64_t claimed_version = 0;
 };
 
 /// An agent without memory: answers what a good agent answers, and errs where it is told to.
@@ -64,6 +67,7 @@ class FakeAgent : public rpc::AgentPort {
   std::string plan = "plan";                    ///< what its plan digest is the digest of
   std::optional<std::uint32_t> corrupt_target;  ///< target rank whose digest differs
   std::optional<std::uint32_t> corrupt_source;  ///< source rank that counts other bytes than left
+  bool silent = false;                          ///< says nothing more, though its stream stands
   std::uint32_t loss_per_mille = 0;             ///< of what it sends
   std::function<std::uint64_t()> random;
   std::map<Received, int> received;
@@ -75,6 +79,7 @@ class FakeAgent : public rpc::AgentPort {
   void Finish(std::uint64_t session);
   void Flip(std::uint64_t session, bool commit);
   void EndSession(std::uint64_t session, const Status& status, std::uint64_t version);
+  void AnswerQuery(const proto::Query& query);
 
   World& world_;
   std::string name_;
@@ -129,6 +134,11 @@ class World {
   void Update(Worker& worker, daemon::Selector selector, Nanos timeout, std::uint64_t version = 0);
   void UpdateAll(const std::string& job, daemon::Selector selector, Nanos timeout,
                  std::uint64_t version = 0, std::uint32_t replica = 0);
+  /// Asks which version the worker's memory holds.
+  void Claim(Worker& worker);
+  /// What verifying says: the reply, or why there is none.
+  Result<proto::VerifyReply> Verify(std::uint64_t version = 0, std::uint64_t timeout_ms = 2000);
+  /// The worker is gone, and the reference to it.
   void Leave(Worker& worker, const std::string& why = "worker process 4711 ended");
   std::vector<Worker*> WorkersOf(const std::string& job, std::uint32_t replica = 0);
 

@@ -1,0 +1,140 @@
+#include <gtest/gtest.h>
+
+#include "tests/sim/world.h"
+#include "tests/testing/status_matchers.h"
+
+namespace tensorbus::sim {
+namespace {
+
+using namespace std::chrono_literals;
+using daemon::Selector;
+using daemon::SlowConsumer;
+using ::testing::HasSubstr;
+using testing::IsStatus;
+
+class DigestSim : public ::testing::Test {
+ protected:
+  void Start() {
+    world_.AddAgent("a");
+    world_.AddAgent("b");
+    world_.StartJob("trainer", Role::kProducer, 2, {"a"}, {});
+    world_.StartJob("engine", Role::kConsumer, 3, {"b", "a"}, {});
+    world_.PublishAll("trainer", 7);
+  }
+  void Sync() {
+    world_.UpdateAll("engine", Selector::kLatest, 10s);
+    world_.executor.Advance(1s);
+  }
+
+  World world_;
+};
+
+TEST_F(DigestSim, FindsProducerAndReplicasEqual) {
+  Start();
+  Sync();
+  ASSERT_OK_AND_ASSIGN(const proto::VerifyReply reply, world_.Verify());
+  EXPECT_TRUE(reply.equal());
+  EXPECT_EQ(reply.version(), 7U);
+  EXPECT_EQ(reply.holder_count(), 5U);
+  EXPECT_EQ(reply.tensor_count(), 2U);
+  EXPECT_EQ(reply.tensors_size(), 2);
+}
+
+TEST_F(DigestSim, NamesTheRankThatHoldsSomethingElse) {
+  Start();
+  Sync();
+  world_.worker("engine", 1).content = 6;
+  ASSERT_OK_AND_ASSIGN(const proto::VerifyReply reply, world_.Verify());
+  EXPECT_FALSE(reply.equal());
+  ASSERT_GT(reply.faults_size(), 0);
+  for (const auto& fault : reply.faults()) {
+    EXPECT_EQ(fault.holder(), "policy/engine replica 0 rank 1 of 3");
+    EXPECT_THAT(fault.against(), HasSubstr("policy/trainer rank"));
+  }
+}
+
+TEST_F(DigestSim, ComparesReplicasWithEachOtherWhenTheTrainerHasWrittenOn) {
+  Start();
+  Sync();
+  world_.Release(world_.worker("trainer", 0), 7, 1s);
+  ASSERT_OK_AND_ASSIGN(const proto::VerifyReply reply, world_.Verify());
+  EXPECT_EQ(reply.holder_count(), 3U);
+}
+
+TEST_F(DigestSim, NamesWhoDoesNotAnswerInTime) {
+  Start();
+  Sync();
+  world_.agent("b").mute.insert(Received::kQuery);
+  const auto reply = world_.Verify(7, 1000);
+  EXPECT_THAT(reply, IsStatus(Code::kDeadlineExceeded, Reason::kMissingRank));
+  EXPECT_THAT(reply.status().message(), HasSubstr("policy/engine replica 0 rank 0 of 3"));
+  EXPECT_EQ(world_.core->counts().queries, 0U);
+}
+
+TEST_F(DigestSim, SaysWhenNobodyHoldsAVersion) {
+  Start();
+  EXPECT_EQ(world_.Verify(3).status().code(), Code::kNotFound);
+}
+
+TEST_F(DigestSim, EndsQuestionsToAnAgentThatDies) {
+  Start();
+  Sync();
+  world_.agent("b").die_on = Received::kQuery;
+  EXPECT_THAT(world_.Verify(7), IsStatus(Code::kUnavailable, Reason::kPeerLost));
+}
+
+TEST_F(DigestSim, LetsAnEngineProveWhichVersionItLoaded) {
+  Start();
+  for (Worker* worker : world_.WorkersOf("engine")) {
+    worker->content = 7;
+    world_.Claim(*worker);
+    world_.executor.Advance(1s);
+    ASSERT_TRUE(worker->claimed);
+    EXPECT_OK(*worker->claimed);
+    EXPECT_EQ(worker->claimed_version, 7U);
+    worker->live = 7;
+  }
+  Sync();
+  EXPECT_OK(world_.worker("engine", 0).updated.value());
+  EXPECT_EQ(world_.agent("b").received[Received::kPrepare], 0) << "it serves the latest already";
+}
+
+TEST_F(DigestSim, BelievesNoEngineThatHoldsSomethingElse) {
+  Start();
+  Worker& worker = world_.worker("engine", 0);
+  worker.content = 5;
+  world_.Claim(worker);
+  world_.executor.Advance(1s);
+  ASSERT_TRUE(worker.claimed);
+  EXPECT_EQ(worker.claimed->code(), Code::kNotFound);
+}
+
+TEST_F(DigestSim, ExplainsWhoGetsATensorFromWhom) {
+  Start();
+  proto::ExplainRequest request;
+  request.set_tensor("w");
+  Result<proto::ExplainReply> reply = Status(Code::kUnknown, "");
+  world_.core->Explain(request, [&](Result<proto::ExplainReply> got) { reply = std::move(got); });
+  ASSERT_OK(reply);
+  EXPECT_EQ(reply->holders_size(), 5);
+  std::uint64_t bytes = 0;
+  for (const auto& route : reply->routes()) bytes += route.bytes();
+  EXPECT_EQ(bytes, World::kElements * 4);
+  request.set_tensor("v");
+  world_.core->Explain(request, [&](Result<proto::ExplainReply> got) { reply = std::move(got); });
+  EXPECT_THAT(reply, IsStatus(Code::kNotFound, Reason::kUnknownTensor));
+}
+
+TEST_F(DigestSim, SaysWhoIsMissing) {
+  Start();
+  world_.Update(world_.worker("engine", 0), Selector::kNext, 30s);
+  world_.executor.Advance(2s);
+  proto::WhoIsMissingReply reply;
+  world_.core->WhoIsMissing({}, [&](Result<proto::WhoIsMissingReply> got) { reply = got.value(); });
+  ASSERT_EQ(reply.missing_size(), 2);
+  EXPECT_THAT(reply.missing(0).who(), HasSubstr("policy/engine replica 0 rank 1 of 3"));
+  EXPECT_DOUBLE_EQ(reply.missing(0).waiting_seconds(), 2.0);
+}
+
+}  // namespace
+}  // namespace tensorbus::sim

@@ -1,0 +1,335 @@
+#include <gtest/gtest.h>
+
+#include "tests/sim/world.h"
+#include "tests/testing/status_matchers.h"
+
+namespace tensorbus::sim {
+namespace {
+
+using namespace std::chrono_literals;
+using daemon::Selector;
+using daemon::SlowConsumer;
+using ::testing::HasSubstr;
+using testing::IsStatus;
+
+class VersionSim : public ::testing::Test {
+ protected:
+  void Start() {
+    world_.AddAgent("a");
+    world_.AddAgent("b");
+    world_.StartJob("trainer", Role::kProducer, 2, {"a"}, {});
+    world_.StartJob("engine", Role::kConsumer, 2, {"b"}, {});
+  }
+  void Sync(Selector selector = Selector::kLatest, std::uint64_t version = 0) {
+    world_.UpdateAll("engine", selector, 10s, version);
+    world_.executor.Advance(1s);
+  }
+  Outcome Released(std::uint32_t rank, std::uint64_t version) {
+    return world_.worker("trainer", rank).released[version];
+  }
+  Status Registered(const World::JobOptions& options, Role role = Role::kConsumer,
+                    std::uint32_t rank = 0, std::uint32_t count = 1,
+                    const std::string& job = "other") {
+    return world_.Register("b", job, role, rank, count, options).registered.value();
+  }
+
+  World world_;
+};
+
+// ---- giving memory back
+// ---------------------------------------------------------------------------
+
+TEST_F(VersionSim, HoldsMemoryUntilEveryReplicaHasTheVersion) {
+  Start();
+  world_.PublishAll("trainer", 1, SlowConsumer::kWait);
+  world_.Release(world_.worker("trainer", 0), 1, 30s);
+  world_.Release(world_.worker("trainer", 1), 1, 30s);
+  world_.executor.Advance(5s);
+  EXPECT_FALSE(Released(0, 1));
+  Sync();
+  EXPECT_OK(Released(0, 1).value());
+  EXPECT_OK(Released(1, 1).value());
+}
+
+TEST_F(VersionSim, NamesTheReplicaThatHoldsTheTrainerUp) {
+  Start();
+  world_.PublishAll("trainer", 1, SlowConsumer::kWait);
+  world_.Release(world_.worker("trainer", 0), 1, 2s);
+  world_.executor.Advance(3s);
+  EXPECT_THAT(Released(0, 1).value(), IsStatus(Code::kDeadlineExceeded, Reason::kMissingRank));
+  EXPECT_THAT(Released(0, 1)->message(), HasSubstr("policy/engine replica 0 rank 0 of 2"));
+}
+
+TEST_F(VersionSim, WaitsForAtLeastSoManyReplicas) {
+  Start();
+  world_.PublishAll("trainer", 1, SlowConsumer::kWait, 2);
+  world_.Release(world_.worker("trainer", 0), 1, 2s);
+  Sync();
+  world_.executor.Advance(3s);
+  EXPECT_THAT(Released(0, 1)->message(), HasSubstr("1 of at least 2 replicas"));
+}
+
+TEST_F(VersionSim, GivesMemoryBackAtOnceWhenConsumersMaySkip) {
+  Start();
+  world_.PublishAll("trainer", 1, SlowConsumer::kSkip);
+  world_.Release(world_.worker("trainer", 0), 1, 30s);
+  EXPECT_OK(Released(0, 1).value());
+  world_.UpdateAll("engine", Selector::kLatest, 30s);
+  world_.executor.Advance(1s);
+  EXPECT_FALSE(world_.worker("engine", 0).updated) << "version 1 may be overwritten already";
+  world_.PublishAll("trainer", 2, SlowConsumer::kSkip);
+  world_.executor.Advance(1s);
+  EXPECT_EQ(world_.worker("engine", 0).live, 2U);
+}
+
+TEST_F(VersionSim, LetsRunningSessionsEndBeforeMemoryIsGivenBack) {
+  Start();
+  world_.UpdateAll("engine", Selector::kLatest, 30s);
+  world_.PublishAll("trainer", 1, SlowConsumer::kSkip);
+  world_.Release(world_.worker("trainer", 0), 1, 30s);
+  EXPECT_EQ(world_.core->counts().sessions, 1U);
+  EXPECT_FALSE(Released(0, 1));
+  world_.executor.Advance(1s);
+  EXPECT_OK(Released(0, 1).value());
+  EXPECT_EQ(world_.worker("engine", 0).live, 1U);
+}
+
+TEST_F(VersionSim, GivesMemoryBackAtOnceWhenASnapshotWasMade) {
+  Start();
+  world_.PublishAll("trainer", 1, SlowConsumer::kSnapshot);
+  EXPECT_OK(Released(0, 1).value());
+  EXPECT_OK(Released(1, 1).value());
+  Sync();
+  EXPECT_EQ(world_.worker("engine", 0).live, 1U);
+}
+
+TEST_F(VersionSim, RefusesToOverwriteWhatIsBeingRead) {
+  Start();
+  world_.UpdateAll("engine", Selector::kLatest, 30s);
+  world_.PublishAll("trainer", 1);
+  world_.Publish(world_.worker("trainer", 0), 2);
+  EXPECT_THAT(world_.worker("trainer", 0).published.value(),
+              IsStatus(Code::kFailedPrecondition, Reason::kWriteDuringPublish));
+}
+
+// ---- keeping and rolling back
+// ---------------------------------------------------------------------
+
+TEST_F(VersionSim, KeepsTheLastSnapshotsAndDropsOlderOnes) {
+  Start();
+  for (std::uint64_t version = 1; version <= 4; ++version) {
+    world_.PublishAll("trainer", version, SlowConsumer::kSnapshot, 1, 2);
+  }
+  world_.executor.RunReady();
+  EXPECT_EQ(world_.worker("trainer", 0).snapshots, (std::set<std::uint64_t>{3, 4}));
+  EXPECT_EQ(world_.worker("trainer", 1).snapshots, (std::set<std::uint64_t>{3, 4}));
+  Sync(Selector::kPinned, 3);
+  EXPECT_EQ(world_.worker("engine", 0).live, 3U);
+  Sync(Selector::kPinned, 2);
+  EXPECT_THAT(world_.worker("engine", 0).updated.value(),
+              IsStatus(Code::kNotFound, Reason::kStaleVersion));
+  EXPECT_THAT(world_.worker("engine", 0).updated->message(), HasSubstr("kept: 3, 4"));
+}
+
+TEST_F(VersionSim, RollsReplicasBackUntilSomethingNewIsPublished) {
+  Start();
+  world_.PublishAll("trainer", 1, SlowConsumer::kSnapshot, 1, 2);
+  world_.PublishAll("trainer", 2, SlowConsumer::kSnapshot, 1, 2);
+  Sync();
+  EXPECT_EQ(world_.worker("engine", 0).live, 2U);
+  proto::RollbackRequest request;
+  request.set_version(1);
+  Result<proto::RollbackReply> reply = Status(Code::kUnknown, "");
+  world_.core->Rollback(request, [&](Result<proto::RollbackReply> got) { reply = std::move(got); });
+  ASSERT_OK(reply);
+  EXPECT_EQ(reply->replica_count(), 1U);
+  Sync();
+  EXPECT_EQ(world_.worker("engine", 0).live, 1U);
+  Sync();
+  EXPECT_EQ(world_.worker("engine", 0).live, 1U) << "it stays there";
+  world_.PublishAll("trainer", 3, SlowConsumer::kSnapshot, 1, 2);
+  Sync();
+  EXPECT_EQ(world_.worker("engine", 0).live, 3U);
+  request.set_version(9);
+  world_.core->Rollback(request, [&](Result<proto::RollbackReply> got) { reply = std::move(got); });
+  EXPECT_EQ(reply.status().code(), Code::kNotFound);
+}
+
+// ---- numbers and epochs
+// ---------------------------------------------------------------------------
+
+TEST_F(VersionSim, RefusesVersionsThatGoBack) {
+  Start();
+  world_.PublishAll("trainer", 5);
+  for (const std::uint64_t version : {0U, 4U, 5U}) {
+    world_.Publish(world_.worker("trainer", 0), version);
+    EXPECT_FALSE(world_.worker("trainer", 0).published->ok()) << version;
+  }
+  EXPECT_THAT(world_.worker("trainer", 0).published.value(),
+              IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
+}
+
+TEST_F(VersionSim, BeginsANewEpochWhenTheTrainerRestarts) {
+  Start();
+  world_.PublishAll("trainer", 5);
+  Sync();
+  EXPECT_EQ(world_.worker("trainer", 0).epoch, 1U);
+  for (const std::uint32_t rank : {0U, 1U}) world_.Leave(world_.worker("trainer", rank));
+  World::JobOptions again;
+  again.pid = 2000;
+  world_.StartJob("trainer", Role::kProducer, 4, {"a"}, again);  // with another layout, too
+  EXPECT_EQ(world_.worker("trainer", 0).epoch, 2U);
+  EXPECT_EQ(world_.worker("trainer", 0).latest, 5U);
+  world_.Publish(world_.worker("trainer", 0), 3);
+  EXPECT_THAT(world_.worker("trainer", 0).published.value(),
+              IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
+  EXPECT_THAT(world_.worker("trainer", 0).published->message(), HasSubstr("go on from 6"));
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    world_.Publish(world_.worker("trainer", rank), 6);
+    EXPECT_OK(world_.worker("trainer", rank).published.value());
+  }
+  Sync();
+  EXPECT_EQ(world_.worker("engine", 0).live, 6U);
+}
+
+TEST_F(VersionSim, RefusesPublishesOfAnEpochThatIsOver) {
+  Start();
+  world_.Leave(world_.worker("trainer", 0));
+  World::JobOptions again;
+  again.pid = 2000;
+  ASSERT_OK(world_.Register("a", "trainer", Role::kProducer, 0, 2, again).registered.value());
+  world_.Publish(world_.worker("trainer", 1), 9);  // its old process
+  EXPECT_THAT(world_.worker("trainer", 1).published.value(),
+              IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
+}
+
+TEST_F(VersionSim, KeepsTheEpochForAProcessThatComesBackThroughANewAgent) {
+  Start();
+  world_.agent("a").Die();
+  world_.executor.RunReady();
+  world_.AddAgent("c");
+  for (const std::uint32_t rank : {0U, 1U}) {
+    const Worker& worker = world_.Register("c", "trainer", Role::kProducer, rank, 2, {});
+    EXPECT_OK(worker.registered.value());
+    EXPECT_EQ(worker.epoch, 1U);
+  }
+}
+
+TEST_F(VersionSim, RefusesASecondPublisher) {
+  Start();
+  const Status status = Registered({}, Role::kProducer, 0, 1, "intruder");
+  EXPECT_THAT(status, IsStatus(Code::kAlreadyExists, Reason::kSecondPublisher));
+  EXPECT_THAT(status.message(), HasSubstr("produced by job trainer"));
+}
+
+TEST_F(VersionSim, RefusesARankThatIsThereAlready) {
+  Start();
+  EXPECT_EQ(Registered({}, Role::kConsumer, 1, 2, "engine").code(), Code::kAlreadyExists);
+  EXPECT_EQ(Registered({}, Role::kProducer, 1, 2, "trainer").code(), Code::kAlreadyExists);
+}
+
+TEST_F(VersionSim, NeverGoesBackWhenTheDaemonRestarts) {
+  Start();
+  world_.PublishAll("trainer", 5);
+  Sync();
+  world_.RestartDaemon(100);
+  World::JobOptions back;
+  back.known_epoch = 1;
+  back.live_version = 5;
+  world_.StartJob("engine", Role::kConsumer, 2, {"b"}, back);
+  world_.StartJob("trainer", Role::kProducer, 2, {"a"}, back);
+  EXPECT_EQ(world_.worker("trainer", 0).epoch, 1U);
+  // What it still holds it may publish once more; nothing older, and nothing twice.
+  world_.Publish(world_.worker("trainer", 0), 4);
+  EXPECT_FALSE(world_.worker("trainer", 0).published->ok());
+  world_.PublishAll("trainer", 5);
+  world_.PublishAll("trainer", 6);
+  Sync();
+  EXPECT_EQ(world_.worker("engine", 0).live, 6U);
+}
+
+TEST_F(VersionSim, BeginsAboveOldNumbersWhenOnlyEnginesRememberThem) {
+  Start();
+  world_.RestartDaemon(100);
+  World::JobOptions back;
+  back.known_epoch = 3;
+  back.live_version = 12;
+  world_.StartJob("engine", Role::kConsumer, 2, {"b"}, back);
+  World::JobOptions fresh;
+  fresh.pid = 2000;
+  world_.StartJob("trainer", Role::kProducer, 2, {"a"}, fresh);
+  EXPECT_EQ(world_.worker("trainer", 0).epoch, 4U);
+  world_.Publish(world_.worker("trainer", 0), 12);
+  EXPECT_THAT(world_.worker("trainer", 0).published.value(),
+              IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
+}
+
+// ---- what fits
+// ------------------------------------------------------------------------------------
+
+TEST_F(VersionSim, NamesATensorTheChannelDoesNotHave) {
+  Start();
+  World::JobOptions options;
+  options.change = [](RankLayout& layout) { layout.tensors[1].spec.name = "norms"; };
+  const Status status = Registered(options);
+  EXPECT_THAT(status, IsStatus(Code::kFailedPrecondition, Reason::kUnknownTensor));
+  EXPECT_THAT(status.message(), HasSubstr("\"norms\""));
+  EXPECT_THAT(status.message(), HasSubstr("nearest names: norm"));
+}
+
+TEST_F(VersionSim, NamesADtypeThatDiffers) {
+  Start();
+  World::JobOptions options;
+  options.change = [](RankLayout& layout) { layout.tensors[0].spec.dtype = DType::kI32; };
+  const Status status = Registered(options);
+  EXPECT_THAT(status, IsStatus(Code::kFailedPrecondition, Reason::kDtypeMismatch));
+  EXPECT_THAT(status.message(), HasSubstr("\"w\" as i32, the channel has it as f32"));
+}
+
+TEST_F(VersionSim, NamesAShapeThatDiffers) {
+  Start();
+  World::JobOptions options;
+  options.change = [](RankLayout& layout) {
+    const std::uint64_t dims[] = {17};
+    layout.tensors[1].spec.shape = Shape::Create(dims).value();
+  };
+  EXPECT_THAT(Registered(options), IsStatus(Code::kFailedPrecondition, Reason::kLayoutMismatch));
+}
+
+TEST_F(VersionSim, NamesTensorsThatAreNeitherHeldNorLeftOut) {
+  Start();
+  World::JobOptions options;
+  options.change = [](RankLayout& layout) { layout.tensors.pop_back(); };
+  const Status status = Registered(options);
+  EXPECT_THAT(status, IsStatus(Code::kFailedPrecondition, Reason::kLayoutMismatch));
+  EXPECT_THAT(status.message(), HasSubstr("norm"));
+  options.leave_out = {"norm"};
+  EXPECT_OK(Registered(options));
+}
+
+TEST_F(VersionSim, ChecksAConsumerThatCameFirstOnceTheProducerIsThere) {
+  world_.AddAgent("a");
+  world_.AddAgent("b");
+  World::JobOptions options;
+  options.change = [](RankLayout& layout) { layout.tensors[0].spec.dtype = DType::kI32; };
+  world_.StartJob("engine", Role::kConsumer, 1, {"b"}, options);
+  world_.UpdateAll("engine", Selector::kLatest, 30s);
+  world_.StartJob("trainer", Role::kProducer, 1, {"a"}, {});
+  world_.executor.RunReady();
+  EXPECT_THAT(world_.worker("engine", 0).updated.value(),
+              IsStatus(Code::kFailedPrecondition, Reason::kDtypeMismatch));
+}
+
+TEST_F(VersionSim, RefusesRanksThatDoNotAgree) {
+  Start();
+  EXPECT_OK(Registered({}, Role::kConsumer, 0, 2));
+  EXPECT_THAT(Registered({}, Role::kConsumer, 1, 3),
+              IsStatus(Code::kInvalidArgument, Reason::kLayoutMismatch));
+  World::JobOptions in_place;
+  in_place.flip = FlipMode::kInPlace;
+  EXPECT_THAT(Registered(in_place, Role::kConsumer, 1, 2),
+              IsStatus(Code::kInvalidArgument, Reason::kLayoutMismatch));
+}
+
+}  // namespace
+}  // namespace tensorbus::sim
