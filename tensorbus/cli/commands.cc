@@ -5,7 +5,10 @@
 namespace tensorbus::cli {
 
 std::span<RegisterCommand* const> AllCommands() {
-  static constexpr std::array<RegisterCommand*, 1> kCommands = {&RegisterPlan};
+  static constexpr std::array<RegisterCommand*, 12> kCommands = {
+      &RegisterUp,       &RegisterDown,    &RegisterStatus,       &RegisterVersions,
+      &RegisterRollback, &RegisterExplain, &RegisterWhoIsMissing, &RegisterVerify,
+      &RegisterTrace,    &RegisterPlan,    &RegisterDoctor,       &RegisterCompletion};
   return kCommands;
 }
 

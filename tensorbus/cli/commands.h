@@ -19,6 +19,17 @@ inline constexpr int kExitUsage = 2;
 using RegisterCommand = void(CLI::App& app, int* exit_code);
 
 RegisterCommand RegisterPlan;
+RegisterCommand RegisterUp;
+RegisterCommand RegisterDown;
+RegisterCommand RegisterStatus;
+RegisterCommand RegisterVersions;
+RegisterCommand RegisterRollback;
+RegisterCommand RegisterExplain;
+RegisterCommand RegisterWhoIsMissing;
+RegisterCommand RegisterVerify;
+RegisterCommand RegisterTrace;
+RegisterCommand RegisterDoctor;
+RegisterCommand RegisterCompletion;
 
 /// Every command, in the order in which help lists them. A new one is declared above and added
 /// here.

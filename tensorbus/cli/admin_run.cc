@@ -1,0 +1,305 @@
+#include "tensorbus/cli/admin_run.h"
+
+#include <chrono>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <fstream>
+#include <iostream>
+#include <thread>
+#include <unistd.h>
+
+#include "tensorbus/cli/admin_json.h"
+#include "tensorbus/cli/commands.h"
+#include "tensorbus/cli/plan_report.h"
+#include "tensorbus/cli/table.h"
+#include "tensorbus/rpc/admin_client.h"
+#include "tensorbus/rpc/status_map.h"
+
+namespace tensorbus::cli {
+
+namespace {
+
+/// Left to the daemon to answer before our own patience ends.
+constexpr double kAnswerShare = 0.9;
+
+Nanos TimeoutOf(const AdminOptions& options) {
+  return std::chrono::duration_cast<Nanos>(std::chrono::duration<double>(options.timeout_seconds));
+}
+
+int Fail(const AdminOptions& options, const Status& status, std::ostream& out, std::ostream& err) {
+  if (options.json) out << ErrorJson(status).dump() << '\n';
+  err << Paint("error: ", Colour::kRed, Colourful(err)) << status.message() << '\n';
+  return status.code() == Code::kInvalidArgument ? kExitUsage : kExitFailed;
+}
+
+/// One call to the daemon and what to do with the answer.
+template <typename Request, typename Reply, typename Show>
+int Ask(const AdminOptions& options, Result<Reply> (rpc::AdminClient::*method)(const Request&),
+        const Request& request, std::ostream& out, std::ostream& err, Show show) {
+  auto client = rpc::AdminClient::Create(options.daemon, TimeoutOf(options));
+  if (!client.ok()) return Fail(options, client.status(), out, err);
+  const Result<Reply> reply = ((**client).*method)(request);
+  if (!reply.ok()) return Fail(options, reply.status(), out, err);
+  return show(*reply);
+}
+
+Colour ColourOf(const std::string& state) {
+  if (state == "dirty" || state == "failed" || state == "incomplete") return Colour::kRed;
+  if (state == "idle" || state == "done" || state == "readable") return Colour::kGreen;
+  return Colour::kYellow;
+}
+
+std::string BoxText(const proto::BoxMessage& box) {
+  std::string out;
+  for (int d = 0; d < box.lo_size() && d < box.hi_size(); ++d) {
+    out += fmt::format("{}{}:{}", d == 0 ? "" : ", ", box.lo(d), box.hi(d));
+  }
+  return "[" + out + "]";
+}
+
+std::string VersionText(std::uint64_t version) {
+  return version == 0 ? "-" : std::to_string(version);
+}
+
+void PrintChannel(const proto::ChannelStatus& channel, bool colours, std::ostream& err) {
+  err << fmt::format("{}  latest version {}, epoch {}, {} tensors, {}\n",
+                     Paint("channel " + channel.channel(), Colour::kBold, colours),
+                     VersionText(channel.latest_version()), channel.epoch(), channel.tensor_count(),
+                     HumanBytes(channel.bytes()));
+  Table table({"JOB", "ROLE", "RANKS", "STATE", "VERSION", "FLIP", "PROOF", "WAITING"});
+  if (!channel.producer_job().empty()) {
+    const bool complete =
+        static_cast<std::uint32_t>(channel.producer_ranks_size()) == channel.producer_rank_count();
+    const std::string state = complete ? "registered" : "incomplete";
+    table.Add({channel.producer_job(), "producer",
+               fmt::format("{}/{}", channel.producer_ranks_size(), channel.producer_rank_count()),
+               Paint(state, complete ? Colour::kGreen : Colour::kRed, colours),
+               VersionText(channel.latest_version()), "", "", ""});
+  }
+  for (const auto& replica : channel.replicas()) {
+    int waiting = 0;
+    for (const auto& rank : replica.ranks()) waiting += rank.waiting() ? 1 : 0;
+    table.Add({fmt::format("{} replica {}", replica.job(), replica.replica()), "consumer",
+               fmt::format("{}/{}", replica.ranks_size(), replica.rank_count()),
+               Paint(replica.state(), ColourOf(replica.state()), colours),
+               VersionText(replica.live_version()), replica.flip(), replica.proof(),
+               waiting == 0 ? "" : fmt::format("{} ranks", waiting)});
+  }
+  table.Print(err, "  ");
+}
+
+void PrintStatus(const proto::StatusReply& reply, std::ostream& err) {
+  const bool colours = Colourful(err);
+  err << fmt::format(
+      "{}  up {}, {} agents, {} channels\n", Paint(reply.daemon(), Colour::kBold, colours),
+      HumanSeconds(reply.uptime_seconds()), reply.agents_size(), reply.channels_size());
+  if (reply.agents_size() > 0) {
+    Table agents({"AGENT", "HOST", "PID", "RANKS", "ENDPOINTS"});
+    for (const auto& agent : reply.agents()) {
+      agents.Add({agent.agent(), agent.host(), std::to_string(agent.pid()),
+                  std::to_string(agent.rank_count()),
+                  fmt::format("{}", fmt::join(agent.endpoints(), " "))});
+    }
+    agents.Print(err, "  ");
+  }
+  for (const auto& channel : reply.channels()) PrintChannel(channel, colours, err);
+  if (reply.sessions_size() == 0) return;
+  constexpr int kShown = 10;
+  Table sessions({"SESSION", "REPLICA", "VERSION", "STATE", "SECONDS", "BYTES", "ERROR"});
+  const int first = std::max(0, reply.sessions_size() - kShown);
+  for (int i = first; i < reply.sessions_size(); ++i) {
+    const auto& session = reply.sessions(i);
+    sessions.Add({std::to_string(session.session()),
+                  fmt::format("{}/{} replica {}", session.channel(), session.target_job(),
+                              session.replica()),
+                  std::to_string(session.version()),
+                  Paint(session.state(), ColourOf(session.state()), colours),
+                  fmt::format("{:.3f}", session.seconds()), HumanBytes(session.bytes()),
+                  session.error().message()});
+  }
+  err << Paint("sessions", Colour::kBold, colours) << '\n';
+  sessions.Print(err, "  ");
+}
+
+}  // namespace
+
+int RunStatus(const AdminOptions& options, const WatchOptions& watch, std::ostream& out,
+              std::ostream& err) {
+  const auto show = [&](const proto::StatusReply& reply) {
+    if (options.json) {
+      out << ToJson(reply).dump() << '\n';
+    } else {
+      PrintStatus(reply, err);
+    }
+    return kExitFine;
+  };
+  if (!watch.watch) {
+    return Ask(options, &rpc::AdminClient::GetStatus, proto::StatusRequest(), out, err, show);
+  }
+  const auto interval = std::chrono::duration<double>(watch.interval_seconds);
+  const bool screen = &err == &std::cerr && ::isatty(STDERR_FILENO) != 0;
+  for (std::uint64_t done = 0; watch.updates == 0 || done < watch.updates; ++done) {
+    if (done > 0) std::this_thread::sleep_for(interval);
+    if (screen) err << "\x1b[H\x1b[2J";
+    const int code =
+        Ask(options, &rpc::AdminClient::GetStatus, proto::StatusRequest(), out, err, show);
+    if (code == kExitUsage || (code != kExitFine && watch.updates != 0)) return code;
+    out.flush();
+    err.flush();
+  }
+  return kExitFine;
+}
+
+int RunVersions(const AdminOptions& options, const std::string& channel, std::ostream& out,
+                std::ostream& err) {
+  proto::VersionsRequest request;
+  request.set_channel(channel);
+  return Ask(options, &rpc::AdminClient::GetVersions, request, out, err,
+             [&](const proto::VersionsReply& reply) {
+               if (options.json) {
+                 out << ToJson(reply).dump() << '\n';
+                 return kExitFine;
+               }
+               Table table({"CHANNEL", "VERSION", "STATE", "KEPT AS", "RANKS", "AGE", "LIVE AT"});
+               for (const auto& version : reply.versions()) {
+                 const bool gone = version.state() == "released";
+                 table.Add({version.channel(), std::to_string(version.version()),
+                            Paint(version.state(), ColourOf(version.state()), Colourful(err)),
+                            gone                 ? ""
+                            : version.snapshot() ? "snapshot"
+                                                 : "memory",
+                            fmt::format("{}/{}", version.published_ranks(), version.rank_count()),
+                            HumanSeconds(version.age_seconds()),
+                            fmt::format("{}", fmt::join(version.live_at(), ", "))});
+               }
+               if (table.empty()) {
+                 err << "nothing has been published yet\n";
+               } else {
+                 table.Print(err);
+               }
+               return kExitFine;
+             });
+}
+
+int RunRollback(const AdminOptions& options, const std::string& channel, std::uint64_t version,
+                std::ostream& out, std::ostream& err) {
+  proto::RollbackRequest request;
+  request.set_channel(channel);
+  request.set_version(version);
+  return Ask(
+      options, &rpc::AdminClient::Rollback, request, out, err,
+      [&](const proto::RollbackReply& reply) {
+        if (options.json) {
+          out << nlohmann::ordered_json{{"version", version}, {"replicas", reply.replica_count()}}
+                     .dump()
+              << '\n';
+        }
+        err << fmt::format(
+            "version {} is what replicas get now; {} replicas take it at their next request\n",
+            version, reply.replica_count());
+        return kExitFine;
+      });
+}
+
+int RunExplain(const AdminOptions& options, const std::string& channel, const std::string& tensor,
+               std::ostream& out, std::ostream& err) {
+  proto::ExplainRequest request;
+  request.set_channel(channel);
+  request.set_tensor(tensor);
+  return Ask(
+      options, &rpc::AdminClient::Explain, request, out, err,
+      [&](const proto::ExplainReply& reply) {
+        const Status fault = rpc::FromProto(reply.error());
+        if (!fault.ok()) return Fail(options, fault, out, err);
+        if (options.json) {
+          out << ToJson(reply).dump() << '\n';
+          return kExitFine;
+        }
+        err << fmt::format("{}  {} [{}]\n", tensor, reply.dtype(), fmt::join(reply.shape(), ", "));
+        Table holders({"HELD BY", "BOXES"});
+        for (const auto& holder : reply.holders()) {
+          std::string boxes;
+          for (const auto& box : holder.boxes()) boxes += BoxText(box) + " ";
+          holders.Add(
+              {fmt::format("{} replica {} rank {}", holder.job(), holder.replica(), holder.rank()),
+               boxes});
+        }
+        holders.Print(err, "  ");
+        Table routes({"FROM RANK", "TO", "BOX", "BYTES"});
+        for (const auto& route : reply.routes()) {
+          routes.Add({std::to_string(route.source_rank()),
+                      fmt::format("{} replica {} rank {}", route.target_job(), route.replica(),
+                                  route.target_rank()),
+                      BoxText(route.box()), std::to_string(route.bytes())});
+        }
+        if (!routes.empty()) routes.Print(err, "  ");
+        return kExitFine;
+      });
+}
+
+int RunWhoIsMissing(const AdminOptions& options, std::ostream& out, std::ostream& err) {
+  return Ask(
+      options, &rpc::AdminClient::WhoIsMissing, proto::WhoIsMissingRequest(), out, err,
+      [&](const proto::WhoIsMissingReply& reply) {
+        if (options.json) {
+          out << ToJson(reply).dump() << '\n';
+          return kExitFine;
+        }
+        Table table({"WAITS", "FOR", "SINCE", "REMEDY"});
+        for (const auto& item : reply.missing()) {
+          table.Add({item.what(), item.who(), HumanSeconds(item.waiting_seconds()), item.remedy()});
+        }
+        if (table.empty()) {
+          err << "nobody waits for anybody\n";
+        } else {
+          table.Print(err);
+        }
+        return kExitFine;
+      });
+}
+
+int RunVerify(const AdminOptions& options, const std::string& channel, std::uint64_t version,
+              std::ostream& out, std::ostream& err) {
+  proto::VerifyRequest request;
+  request.set_channel(channel);
+  request.set_version(version);
+  request.set_timeout_ms(static_cast<std::uint64_t>(options.timeout_seconds * 1000 * kAnswerShare));
+  return Ask(options, &rpc::AdminClient::Verify, request, out, err,
+             [&](const proto::VerifyReply& reply) {
+               if (options.json) out << ToJson(reply).dump() << '\n';
+               const bool colours = Colourful(err);
+               err << fmt::format("{}: version {} at {} ranks, {} tensors, {} digested\n",
+                                  reply.equal() ? Paint("equal", Colour::kGreen, colours)
+                                                : Paint("DIFFERENT", Colour::kRed, colours),
+                                  reply.version(), reply.holder_count(), reply.tensor_count(),
+                                  HumanBytes(reply.bytes()));
+               for (const auto& fault : reply.faults()) err << "  " << fault.message() << '\n';
+               return reply.equal() ? kExitFine : kExitFailed;
+             });
+}
+
+int RunTrace(const AdminOptions& options, const std::string& path, std::ostream& out,
+             std::ostream& err) {
+  return Ask(
+      options, &rpc::AdminClient::Trace, proto::TraceRequest(), out, err,
+      [&](const proto::TraceReply& reply) {
+        std::ofstream file(path, std::ios::trunc);
+        file << ToTraceJson(reply).dump() << '\n';
+        file.close();
+        if (!file) {
+          return Fail(options, Status(Code::kUnavailable, "cannot write the trace to " + path), out,
+                      err);
+        }
+        const Status fault = rpc::FromProto(reply.error());
+        if (!fault.ok()) return Fail(options, fault, out, err);
+        if (options.json) {
+          out << nlohmann::ordered_json{{"file", path}, {"events", reply.events_size()}}.dump()
+              << '\n';
+        }
+        err << fmt::format("{} events in {}; open it at ui.perfetto.dev\n", reply.events_size(),
+                           path);
+        return kExitFine;
+      });
+}
+
+}  // namespace tensorbus::cli

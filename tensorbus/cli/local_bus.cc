@@ -1,0 +1,324 @@
+#include "tensorbus/cli/local_bus.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fstream>
+#include <functional>
+#include <ostream>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+#include "tensorbus/base/unique_fd.h"
+#include "tensorbus/cli/admin_json.h"
+#include "tensorbus/cli/commands.h"
+#include "tensorbus/rpc/address.h"
+#include "tensorbus/rpc/admin_client.h"
+
+extern char** environ;
+
+namespace tensorbus::cli {
+
+namespace {
+
+using namespace std::chrono_literals;
+using Steady = std::chrono::steady_clock;
+
+constexpr auto kPoll = 20ms;
+/// After SIGTERM and before SIGKILL, whatever the timeout.
+constexpr auto kKillGrace = 3s;
+
+struct Service {
+  std::string name;     // "daemon", "agent"
+  std::string program;  // "tensorbusd", "tensorbus-agent"
+  std::vector<std::string> arguments;
+  std::vector<std::string> sockets;
+};
+
+struct Paths {
+  std::string dir;
+  std::string Of(const Service& service, const char* suffix) const {
+    return dir + "/" + service.name + suffix;
+  }
+  std::string target() const { return "unix:" + dir + "/daemon.sock"; }
+};
+
+std::vector<Service> ServicesOf(const LocalOptions& options) {
+  const Paths paths{options.runtime_dir};
+  Service daemon{.name = "daemon",
+                 .program = "tensorbusd",
+                 .arguments = {"--listen", paths.target(), "--log-level", options.log_level},
+                 .sockets = {paths.dir + "/daemon.sock", paths.dir + "/daemon.sock.lock"}};
+  Service agent{.name = "agent",
+                .program = "tensorbus-agent",
+                .arguments = {"--daemon", paths.target(), "--socket", paths.dir + "/agent.sock",
+                              "--log-level", options.log_level},
+                .sockets = {paths.dir + "/agent.sock"}};
+  agent.arguments.insert(agent.arguments.end(), options.agent_arguments.begin(),
+                         options.agent_arguments.end());
+  return {std::move(daemon), std::move(agent)};
+}
+
+/// One `up` or `down` at a time; waits for the other one until the deadline.
+Result<UniqueFd> LockRuntimeDir(const std::string& dir, Steady::time_point deadline) {
+  UniqueFd lock(::open((dir + "/up.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+  if (!lock.valid()) return ErrnoStatus(errno, "opening " + dir + "/up.lock");
+  while (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK && errno != EINTR) return ErrnoStatus(errno, "locking " + dir);
+    if (Steady::now() >= deadline) {
+      return Status(Code::kDeadlineExceeded,
+                    "another `tensorbusctl up` or `down` is at work in " + dir, Reason::kBusy);
+    }
+    std::this_thread::sleep_for(kPoll);
+  }
+  return lock;
+}
+
+std::string LastLine(const std::string& path) {
+  std::ifstream file(path);
+  std::string last;
+  for (std::string line; std::getline(file, line);) {
+    if (!line.empty()) last = line;
+  }
+  return last;
+}
+
+Result<ProcessMark> Start(const Service& service, const LocalOptions& options) {
+  const Paths paths{options.runtime_dir};
+  const std::string program = options.bin_dir + "/" + service.program;
+  if (::access(program.c_str(), X_OK) != 0) {
+    return ErrnoStatus(errno, fmt::format("{} is not there or cannot be run", program));
+  }
+  const std::string log = paths.Of(service, ".log");
+  std::vector<std::string> texts = {program};
+  texts.insert(texts.end(), service.arguments.begin(), service.arguments.end());
+  std::vector<char*> argv;
+  for (std::string& text : texts) argv.push_back(text.data());
+  argv.push_back(nullptr);
+
+  posix_spawn_file_actions_t actions;
+  posix_spawnattr_t attributes;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawnattr_init(&attributes);
+  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+  posix_spawn_file_actions_addopen(&actions, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  posix_spawn_file_actions_adddup2(&actions, 1, 2);
+  posix_spawn_file_actions_addclosefrom_np(&actions, 3);  // no pipe of our caller stays open
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK);
+  sigset_t none;
+  sigemptyset(&none);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  pid_t pid = 0;
+  const int failed =
+      ::posix_spawn(&pid, program.c_str(), &actions, &attributes, argv.data(), environ);
+  posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  if (failed != 0) return ErrnoStatus(failed, "starting " + program);
+  const std::optional<ProcessMark> mark = MarkOf(pid);
+  if (!mark) {
+    return Status(Code::kUnavailable,
+                  fmt::format("{} ended at once: {}", service.program, LastLine(log)),
+                  Reason::kNotRunning);
+  }
+  TB_RETURN_IF_ERROR(WritePidFile(paths.Of(service, ".pid"), *mark));
+  return *mark;
+}
+
+/// Whether the service answers; for the agent: whether the daemon knows it.
+bool Answers(const Service& service, const Paths& paths, const std::optional<ProcessMark>& mark) {
+  auto client = rpc::AdminClient::Create({.target = paths.target()}, 500ms);
+  if (!client.ok()) return false;
+  const Result<proto::StatusReply> status = (*client)->GetStatus({});
+  if (!status.ok()) return false;
+  if (service.name == "daemon") return true;
+  return std::any_of(status->agents().begin(), status->agents().end(), [&](const auto& agent) {
+    return !mark || agent.pid() == static_cast<std::uint32_t>(mark->pid);
+  });
+}
+
+Status Await(const Service& service, const Paths& paths, const ProcessMark& mark,
+             Steady::time_point deadline) {
+  while (!Answers(service, paths, mark)) {
+    const std::string log = paths.Of(service, ".log");
+    ::waitpid(mark.pid, nullptr, WNOHANG);  // ours, if we have just started it
+    if (!MarkOf(mark.pid)) {
+      return {Code::kUnavailable,
+              fmt::format("{} ended: {} (log: {})", service.program, LastLine(log), log),
+              Reason::kNotRunning};
+    }
+    if (Steady::now() >= deadline) {
+      return {Code::kDeadlineExceeded,
+              fmt::format("{} (process {}) does not answer yet; its log is {}", service.program,
+                          mark.pid, log),
+              Reason::kMissingRank};
+    }
+    std::this_thread::sleep_for(kPoll);
+  }
+  return {};
+}
+
+Status Stop(const ProcessMark& mark, Steady::time_point deadline) {
+  // A pidfd stays with this very process, also when its number is used again.
+  const UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, mark.pid, 0)));
+  const std::optional<ProcessMark> now = MarkOf(mark.pid);
+  if (!fd.valid() || !now || now->start_ticks != mark.start_ticks) return {};
+  const auto signal = [&](int number) {
+    return ::syscall(SYS_pidfd_send_signal, fd.get(), number, nullptr, 0) == 0 || errno == ESRCH;
+  };
+  const auto gone = [&](Steady::time_point until) {
+    for (;;) {
+      const auto left =
+          std::chrono::duration_cast<std::chrono::milliseconds>(until - Steady::now());
+      pollfd wait = {.fd = fd.get(), .events = POLLIN, .revents = 0};
+      const int ready = ::poll(&wait, 1, static_cast<int>(std::max<std::int64_t>(0, left.count())));
+      if (ready > 0) return true;
+      if (ready == 0) return false;
+    }
+  };
+  if (!signal(SIGTERM)) return ErrnoStatus(errno, fmt::format("stopping process {}", mark.pid));
+  if (gone(std::max(deadline, Steady::now() + kKillGrace))) return {};
+  signal(SIGKILL);
+  if (gone(Steady::now() + kKillGrace)) return {};
+  return {Code::kDeadlineExceeded, fmt::format("process {} does not end", mark.pid)};
+}
+
+int Report(const LocalOptions& options, const Status& status, const nlohmann::ordered_json& result,
+           std::ostream& out, std::ostream& err) {
+  if (options.json) out << (status.ok() ? result : ErrorJson(status)).dump() << '\n';
+  if (status.ok()) return kExitFine;
+  err << "error: " << status.message() << '\n';
+  return status.code() == Code::kInvalidArgument ? kExitUsage : kExitFailed;
+}
+
+Status Up(const LocalOptions& options, nlohmann::ordered_json* result, std::ostream& err) {
+  const auto deadline = Steady::now() + std::chrono::duration_cast<Steady::duration>(
+                                            std::chrono::duration<double>(options.timeout_seconds));
+  const Paths paths{options.runtime_dir};
+  TB_RETURN_IF_ERROR(rpc::EnsurePrivateDir(paths.dir));
+  TB_ASSIGN_OR_RETURN(const UniqueFd lock, LockRuntimeDir(paths.dir, deadline));
+  for (const Service& service : ServicesOf(options)) {
+    std::optional<ProcessMark> mark = ReadPidFile(paths.Of(service, ".pid"));
+    const bool running = mark.has_value() || Answers(service, paths, std::nullopt);
+    if (!running) {
+      TB_ASSIGN_OR_RETURN(mark, Start(service, options));
+    }
+    if (mark) TB_RETURN_IF_ERROR(Await(service, paths, *mark, deadline));
+    (*result)[service.name] = {{"state", running ? "running" : "started"},
+                               {"pid", mark ? mark->pid : 0},
+                               {"log", paths.Of(service, ".log")}};
+    err << fmt::format("{} {}{}\n", service.program, running ? "runs already" : "started",
+                       mark ? fmt::format(" (process {})", mark->pid) : "");
+  }
+  (*result)["address"] = paths.target();
+  (*result)["agent_socket"] = paths.dir + "/agent.sock";
+  return {};
+}
+
+Status Down(const LocalOptions& options, nlohmann::ordered_json* result, std::ostream& err) {
+  const auto deadline = Steady::now() + std::chrono::duration_cast<Steady::duration>(
+                                            std::chrono::duration<double>(options.timeout_seconds));
+  const Paths paths{options.runtime_dir};
+  if (::access(paths.dir.c_str(), F_OK) != 0) {
+    err << "nothing runs here\n";
+    return {};
+  }
+  TB_RETURN_IF_ERROR(rpc::EnsurePrivateDir(paths.dir));
+  TB_ASSIGN_OR_RETURN(const UniqueFd lock, LockRuntimeDir(paths.dir, deadline));
+  std::vector<Service> services = ServicesOf(options);
+  std::reverse(services.begin(), services.end());  // the agent first: it tells its workers
+  for (const Service& service : services) {
+    const std::optional<ProcessMark> mark = ReadPidFile(paths.Of(service, ".pid"));
+    if (mark) TB_RETURN_IF_ERROR(Stop(*mark, deadline));
+    const bool foreign = !mark && Answers(service, paths, std::nullopt);
+    if (!foreign) {
+      for (const std::string& socket : service.sockets) ::unlink(socket.c_str());
+    }
+    ::unlink(paths.Of(service, ".pid").c_str());
+    const char* state = mark ? "stopped" : foreign ? "not ours" : "not running";
+    (*result)[service.name] = {{"state", state}, {"pid", mark ? mark->pid : 0}};
+    err << fmt::format("{} {}\n", service.program,
+                       foreign ? "was not started by `up` and is left alone" : state);
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string OwnFolder() {
+  std::array<char, 4096> path = {};
+  const ssize_t size = ::readlink("/proc/self/exe", path.data(), path.size() - 1);
+  if (size <= 0) return ".";
+  const std::string text(path.data(), static_cast<std::size_t>(size));
+  return text.substr(0, text.rfind('/'));
+}
+
+std::optional<ProcessMark> MarkOf(pid_t pid) {
+  std::ifstream file(fmt::format("/proc/{}/stat", pid));
+  std::string line;
+  if (!std::getline(file, line)) return std::nullopt;
+  // The name in brackets may hold anything; fields are counted from behind it.
+  const auto close = line.rfind(')');
+  if (close == std::string::npos || close + 2 >= line.size()) return std::nullopt;
+  std::vector<std::string> fields;
+  std::string field;
+  for (const char c : line.substr(close + 2) + " ") {
+    if (c != ' ') {
+      field += c;
+    } else if (!field.empty()) {
+      fields.push_back(std::exchange(field, {}));
+    }
+  }
+  constexpr std::size_t kState = 0;
+  constexpr std::size_t kStartTime = 19;  // field 22 of proc(5)
+  if (fields.size() <= kStartTime || fields[kState] == "Z" || fields[kState] == "X") {
+    return std::nullopt;
+  }
+  return ProcessMark{.pid = pid,
+                     .start_ticks = std::strtoull(fields[kStartTime].c_str(), nullptr, 10)};
+}
+
+std::optional<ProcessMark> ReadPidFile(const std::string& path) {
+  std::ifstream file(path);
+  ProcessMark said;
+  if (!(file >> said.pid >> said.start_ticks) || said.pid <= 0) return std::nullopt;
+  const std::optional<ProcessMark> now = MarkOf(said.pid);
+  if (!now || now->start_ticks != said.start_ticks) return std::nullopt;
+  return now;
+}
+
+Status WritePidFile(const std::string& path, const ProcessMark& mark) {
+  const std::string fresh = path + ".new";
+  std::ofstream file(fresh, std::ios::trunc);
+  file << mark.pid << ' ' << mark.start_ticks << '\n';
+  file.close();
+  if (!file) return {Code::kUnavailable, "cannot write " + fresh};
+  if (::rename(fresh.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, "renaming " + fresh);
+  return {};
+}
+
+int RunUp(const LocalOptions& options, std::ostream& out, std::ostream& err) {
+  nlohmann::ordered_json result = nlohmann::ordered_json::object();
+  const Status status = Up(options, &result, err);
+  return Report(options, status, result, out, err);
+}
+
+int RunDown(const LocalOptions& options, std::ostream& out, std::ostream& err) {
+  nlohmann::ordered_json result = nlohmann::ordered_json::object();
+  const Status status = Down(options, &result, err);
+  return Report(options, status, result, out, err);
+}
+
+}  // namespace tensorbus::cli

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <iosfwd>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tensorbus::cli {
+
+enum class Colour { kPlain, kBold, kGreen, kYellow, kRed };
+
+/// Whether people watch: `err` is the process's standard error, it is a terminal, and NO_COLOR is
+/// not set.
+bool Colourful(const std::ostream& err);
+/// The text in that colour, or as it is when there are no colours.
+std::string Paint(std::string_view text, Colour colour, bool colourful);
+
+/// Rows under a header, columns aligned, two blanks between them. Widths count characters as a
+/// terminal shows them (UTF-8; no wide ones).
+class Table {
+ public:
+  explicit Table(std::vector<std::string> header) : header_(std::move(header)) {}
+
+  void Add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  bool empty() const { return rows_.empty(); }
+  void Print(std::ostream& err, std::string_view indent = "") const;
+
+ private:
+  std::vector<std::string> header_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+/// "3.2 s", "12 min", "5 h": for ages.
+std::string HumanSeconds(double seconds);
+
+}  // namespace tensorbus::cli

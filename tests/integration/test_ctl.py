@@ -1,0 +1,191 @@
+"""tensorbusctl against a real daemon and agent in a temporary runtime folder."""
+
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+
+import pytest
+
+BIN = pathlib.Path(os.environ.get("TENSORBUS_BIN_DIR", "build/dev/bin")).resolve()
+CTL = BIN / "tensorbusctl"
+PATIENCE_S = 60.0
+
+pytestmark = pytest.mark.skipif(not CTL.exists(), reason=f"{CTL} is not built")
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    """A private runtime folder; whatever runs there is stopped afterwards."""
+    with tempfile.TemporaryDirectory(prefix="tb-ctl-") as folder:
+        monkeypatch.setenv("TENSORBUS_RUNTIME_DIR", folder)
+        for name in ("TENSORBUS_DAEMON", "TENSORBUS_TOKEN_FILE", "TENSORBUS_LOG_LEVEL"):
+            monkeypatch.delenv(name, raising=False)
+        yield pathlib.Path(folder)
+        subprocess.run([CTL, "down", "--timeout", "20"], capture_output=True, timeout=PATIENCE_S)
+
+
+def ctl(*arguments, expect=0):
+    done = subprocess.run([CTL, *arguments], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == expect, (arguments, done.stdout, done.stderr)
+    return done
+
+
+def ctl_json(*arguments, expect=0):
+    done = ctl(*arguments, "--json", expect=expect)
+    assert done.stdout.count("\n") == 1, "exactly one object"
+    return json.loads(done.stdout)
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def until(condition):
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_up_is_idempotent_and_down_stops_exactly_that(runtime):
+    first = ctl_json("up", "--timeout", "40")
+    assert first["daemon"]["state"] == "started" and first["agent"]["state"] == "started"
+    pids = [first["daemon"]["pid"], first["agent"]["pid"]]
+    assert all(alive(pid) for pid in pids)
+    again = ctl_json("up", "--timeout", "40")
+    assert [again["daemon"]["pid"], again["agent"]["pid"]] == pids
+    assert again["daemon"]["state"] == "running"
+    status = ctl_json("status")
+    assert [agent["pid"] for agent in status["agents"]] == [pids[1]]
+    assert status["channels"] == [] and status["sessions"] == []
+    down = ctl_json("down", "--timeout", "20")
+    assert down["daemon"] == {"state": "stopped", "pid": pids[0]}
+    assert not any(alive(pid) for pid in pids)
+    assert not list(runtime.glob("*.sock")) and not list(runtime.glob("*.pid"))
+    assert ctl_json("down")["daemon"]["state"] == "not running"
+
+
+def test_down_leaves_a_process_with_a_reused_number_alone(runtime):
+    with subprocess.Popen(["sleep", "60"]) as bystander:
+        try:
+            runtime.chmod(0o700)
+            (runtime / "daemon.pid").write_text(f"{bystander.pid} 1\n")
+            ctl("down")
+            assert bystander.poll() is None
+        finally:
+            bystander.kill()
+
+
+def test_up_starts_again_what_was_killed(runtime):
+    first = ctl_json("up", "--timeout", "40")
+    os.kill(first["agent"]["pid"], signal.SIGKILL)
+    until(lambda: not alive(first["agent"]["pid"]))
+    second = ctl_json("up", "--timeout", "40")
+    assert second["daemon"]["pid"] == first["daemon"]["pid"]
+    assert second["agent"]["state"] == "started"
+
+
+def test_every_command_says_that_no_daemon_runs(runtime):
+    for command in (["status"], ["versions"], ["who-is-missing"], ["verify"], ["explain", "w"],
+                    ["rollback", "--to", "3"], ["trace", "--out", str(runtime / "trace.json")]):
+        error = ctl_json(*command, expect=1)["error"]
+        assert (error["code"], error["reason"]) == ("UNAVAILABLE", "not_running"), command
+        assert "tensorbusctl up" in error["message"]
+        plain = ctl(*command, expect=1)
+        assert plain.stdout == "" and "no daemon answers" in plain.stderr
+
+
+def test_a_silent_daemon_is_named_within_the_timeout(runtime):
+    path = runtime / "daemon.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(8)
+        begin = time.monotonic()
+        done = ctl("status", "--timeout", "0.5", expect=1)
+        assert time.monotonic() - begin < 10
+        assert str(path) in done.stderr
+
+
+def test_bad_usage_ends_with_2(runtime):
+    for arguments in ([], ["status", "--no-such-flag"], ["rollback"], ["rollback", "--to", "0"],
+                      ["completion", "fish"], ["status", "--timeout", "-1"],
+                      ["status", "--tls-ca", "only-one-file"]):
+        ctl(*arguments, expect=2)
+
+
+def test_answers_of_an_empty_bus(runtime):
+    ctl("up", "--timeout", "40")
+    assert ctl_json("versions") == {"versions": []}
+    assert ctl_json("who-is-missing") == {"missing": []}
+    assert "no channel" in ctl_json("verify", expect=1)["error"]["message"]
+    assert "no channel" in ctl_json("explain", "w", expect=1)["error"]["message"]
+    trace = runtime / "trace.json"
+    assert ctl_json("trace", "--out", str(trace))["file"] == str(trace)
+    assert "traceEvents" in json.loads(trace.read_text())
+    people = ctl("status")
+    assert people.stdout == "" and "AGENT" in people.stderr
+    assert "\x1b" not in people.stderr, "colours only on a terminal"
+    watched = ctl("status", "--watch", "--updates", "2", "--interval", "0.05", "--json")
+    assert len(watched.stdout.splitlines()) == 2
+
+
+def test_doctor_finds_the_bus_and_this_machine(runtime):
+    absent = ctl_json("doctor")
+    levels = {check["check"]: check["level"] for check in absent["checks"]}
+    assert levels["memfd"] == "fine" and levels["daemon"] == "warning"
+    ctl("up", "--timeout", "40")
+    present = ctl_json("doctor")
+    levels = {check["check"]: check["level"] for check in present["checks"]}
+    assert levels["daemon"] == "fine" and levels["agents"] == "fine"
+    assert levels["agent_socket"] == "fine"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_every_command(runtime, shell):
+    script = ctl("completion", shell).stdout
+    for command in ("status", "verify", "plan", "who-is-missing", "doctor"):
+        assert command in script
+    if shell == "bash":
+        probe = script + '\nCOMP_WORDS=(tensorbusctl stat); COMP_CWORD=1; _tensorbusctl; echo "${COMPREPLY[@]}"'
+        done = subprocess.run(["bash", "-c", probe], capture_output=True, text=True, timeout=PATIENCE_S)
+        assert done.stdout.strip() == "status"
+
+
+def test_daemon_flags_beat_environment_beats_config(runtime, monkeypatch):
+    config = runtime / "config.toml"
+    config.write_text('log-level="error"\nmetrics-listen="127.0.0.1:1"\n')
+    daemon = [BIN / "tensorbusd", "--print-config", "--config", str(config)]
+
+    def level(*arguments):
+        done = subprocess.run([*daemon, *arguments], capture_output=True, text=True, timeout=PATIENCE_S)
+        assert done.returncode == 0, done.stderr
+        return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)["log-level"]
+
+    assert level() == '"error"'
+    monkeypatch.setenv("TENSORBUS_LOG_LEVEL", "warn")
+    assert level() == '"warn"'
+    assert level("--log-level", "debug") == '"debug"'
+
+
+def test_daemon_refuses_what_is_not_safe(runtime):
+    daemon = BIN / "tensorbusd"
+
+    def refused(*arguments):
+        done = subprocess.run([daemon, *arguments], capture_output=True, text=True, timeout=PATIENCE_S)
+        assert done.returncode != 0
+        return done.stderr
+
+    assert "--token-file" in refused("--listen", "127.0.0.1:0")
+    open_folder = runtime / "open"
+    open_folder.mkdir()
+    open_folder.chmod(0o777)
+    assert "others may write" in refused("--listen", f"unix:{open_folder}/d.sock")
