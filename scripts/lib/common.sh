@@ -5,6 +5,8 @@ TB_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 TB_VENV=${TENSORBUS_VENV:-$TB_ROOT/.venv}
 TB_PRESET=${TENSORBUS_PRESET:-release}
 TB_JOBS=${TENSORBUS_JOBS:-$(nproc)}
+# What one clone compiled serves every other: paths below the clone do not count.
+export CCACHE_BASEDIR=${CCACHE_BASEDIR:-$TB_ROOT} CCACHE_NOHASHDIR=true
 
 if [ -t 2 ] && [ -z "${NO_COLOR:-}" ]; then
   TB_BOLD=$'\e[1m' TB_RED=$'\e[31m' TB_DIM=$'\e[2m' TB_OFF=$'\e[0m'

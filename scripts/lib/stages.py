@@ -132,13 +132,19 @@ def unit(context: Context) -> Outcome:
 
 
 def integration(context: Context) -> Outcome:
-    return ctest(context, context.preset, ["-L", "integration"])
+    """Real processes: the C++ tests labelled so, and the Python ones that start daemon, agent and jobs."""
+    outcome = ctest(context, context.preset, ["-L", "integration"])
+    outcome.add(pytest(context, ["-m", "integration"]))
+    return outcome
 
 
 def python_tests(context: Context) -> Outcome:
+    return pytest(context, ["-m", "not integration and not slow" if context.quick else "not integration"])
+
+
+def pytest(context: Context, selection: list[str]) -> Outcome:
     """pytest over tests/python, in the environment as users get it."""
     junit = context.folder() / "pytest.xml"
-    selection = ["-m", "not slow"] if context.quick else []
     status = run(context, [context.venv / "bin" / "python", "-m", "pytest", "tests/python", "-q", "--no-header", "--color=no",
                            f"--junitxml={junit}", "-o", "junit_family=xunit1", *selection], quiet=True)
     outcome = Outcome()

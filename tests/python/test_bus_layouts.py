@@ -52,6 +52,7 @@ def run_jobs(bus: tensorbus.Local, source: Path, target: Path, channel: str, ext
                 process.communicate()
 
 
+@pytest.mark.integration
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_random_uneven_layouts(bus: tensorbus.Local, tmp_path: Path, seed: int) -> None:

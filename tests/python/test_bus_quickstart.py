@@ -26,7 +26,7 @@ MODELS = {
     "one_kv_head": dataclasses.replace(CONFIG, kv_heads=1),
 }
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module", autouse=True)
