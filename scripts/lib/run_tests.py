@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -52,7 +53,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="only the quick stages, without slow tests")
     parser.add_argument("--stage", action="append", choices=[s.name for s in STAGES], help="only this stage (may be repeated)")
     parser.add_argument("--list", action="store_true", help="show the stages and stop")
-    parser.add_argument("--preset", default=os.environ.get("TENSORBUS_PRESET", "release"), help="CMake preset of the plain build")
+    parser.add_argument("--preset", default=os.environ.get("TENSORBUS_PRESET", "dev"), help="CMake preset of the plain build (default: dev)")
     return parser.parse_args(argv)
 
 
@@ -90,12 +91,18 @@ def table(rows: list[tuple[Stage, Outcome]]) -> None:
               f"{len(outcome.skipped):8}  {colour}{word}{OFF}")
 
 
+def stop(number: int, _: object) -> None:
+    """Ends the running stage's processes on the way out, as Ctrl-C does."""
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
 def main(argv: list[str]) -> int:
     options = parse(argv)
     if options.list:
         for stage in STAGES:
             print(f"{stage.name:12} {stage.budget_s:4} s  {'quick' if stage.quick else '     '}  {stage.what}")
         return 0
+    signal.signal(signal.SIGTERM, stop)
     context = stages.Context(preset=options.preset, quick=options.quick)
     shutil.rmtree(context.results, ignore_errors=True)
     rows: list[tuple[Stage, Outcome]] = []
@@ -132,4 +139,8 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,22 @@ def test_stages_are_listed_from_any_folder(tmp_path: Path) -> None:
     assert answer.returncode == 0
     assert [line.split()[0] for line in answer.stdout.splitlines()] == [
         "build", "unit", "python", "acceptance", "integration", "asan", "tsan", "clang"]
+
+
+def test_ending_the_runner_ends_the_stage(tmp_path: Path) -> None:
+    """A stage's command has a session of its own; it must not outlive the runner."""
+    program = (f"import sys; sys.path.insert(0, {str(ROOT / 'scripts' / 'lib')!r})\n"
+               "import run_tests, stages, signal, time\nfrom pathlib import Path\n"
+               f"context = stages.Context('dev', results=Path({str(tmp_path)!r}))\n"
+               "context.stage, context.deadline = 'x', time.monotonic() + 60\n"
+               "signal.signal(signal.SIGTERM, run_tests.stop)\n"
+               "stages.run(context, ['sh', '-c', 'echo $$; exec sleep 60'])\n")
+    process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
+    log, deadline = tmp_path / "x" / "log.txt", time.monotonic() + 20
+    while not (log.exists() and len(log.read_text().splitlines()) == 2):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    inner = int(log.read_text().splitlines()[1])
+    process.terminate()
+    process.wait(timeout=20)
+    assert not Path(f"/proc/{inner}").exists()
