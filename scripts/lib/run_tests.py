@@ -53,7 +53,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="only the quick stages, without slow tests")
     parser.add_argument("--stage", action="append", choices=[s.name for s in STAGES], help="only this stage (may be repeated)")
     parser.add_argument("--list", action="store_true", help="show the stages and stop")
-    parser.add_argument("--preset", default=os.environ.get("TENSORBUS_PRESET", "dev"), help="CMake preset of the plain build (default: dev)")
+    parser.add_argument("--preset", default=os.environ.get("TENSORBUS_PRESET", "release"), help="CMake preset of the plain build (default: release, as the quick start)")
     return parser.parse_args(argv)
 
 
