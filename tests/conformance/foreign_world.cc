@@ -133,6 +133,10 @@ Transport& ForeignWorld::target() {
   return *target_;
 }
 
+std::unique_ptr<Transport> ForeignWorld::TakeTarget() {
+  return std::move(target_);
+}
+
 std::string ForeignWorld::peer() {
   return inner_->peer();
 }

@@ -56,6 +56,7 @@ class ForeignWorld final : public World {
   Transport& source() override;
   Transport& target() override;
   std::string peer() override;
+  std::unique_ptr<Transport> TakeTarget() override;
 
   FakeForeignMemory& memory() { return *memory_; }
 
