@@ -59,7 +59,13 @@ class FakeDaemon::Link final : public rpc::ControlLink {
       : daemon_(daemon), id_(id), executor_(executor), alive_(std::move(alive)) {}
   ~Link() override {
     *alive_ = false;  // on the agent's executor, where callbacks look at it
-    daemon_.executor_.Post([&daemon = daemon_, id = id_] { daemon.Detach(id); });
+    // The agent's executor may end right after this; nothing may be posted to it any more then.
+    const auto detached = std::make_shared<std::promise<void>>();
+    daemon_.executor_.Post([&daemon = daemon_, id = id_, detached] {
+      daemon.Detach(id);
+      detached->set_value();
+    });
+    detached->get_future().wait_for(std::chrono::seconds(5));
   }
   void Send(AgentMessage message) override {
     daemon_.executor_.Post([&daemon = daemon_, id = id_, message = std::move(message)] {
