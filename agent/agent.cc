@@ -24,6 +24,13 @@ std::uint64_t ResidentBytes() {
   return got == 2 ? resident * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) : 0;
 }
 
+AgentParts WithBudget(AgentParts parts, const AgentOptions& options) {
+  if (parts.staging == nullptr) {
+    parts.staging = transport::StagingBudget::Create(options.staging_bytes);
+  }
+  return parts;
+}
+
 Result<RankKey> KeyOf(const proto::Rank& rank) {
   TB_ASSIGN_OR_RETURN(const RankIdentity identity, rpc::FromProto(rank));
   return RankKey::Of(identity);
@@ -36,13 +43,17 @@ class Agent::Core final : public SessionHost, public DeskHost {
  public:
   Core(AgentOptions options, AgentParts parts, Executor& executor)
       : options_(std::move(options)),
-        parts_(std::move(parts)),
+        parts_(WithBudget(std::move(parts), options_)),
         executor_(executor),
         pool_("tb-work", std::max<std::uint32_t>(1, options_.work_thread_count)),
         trace_(options_.trace_record_count),
         sessions_(*this),
         desk_({.agent_name = options_.name,
-               .staging_bytes = options_.staging_bytes,
+               .staging_bytes = parts_.staging->limit_bytes(),
+               .private_memory = {.budget = parts_.staging,
+                                  .stages = StagePool::Create(parts_.staging,
+                                                              options_.work_thread_count * 2),
+                                  .bucket_patience = options_.bucket_patience},
                .daemon_wait = options_.daemon_wait},
               executor_, pool_, *this),
         link_(LinkOptions(), executor_, parts_.open_link, LinkHandler()) {
@@ -75,7 +86,10 @@ class Agent::Core final : public SessionHost, public DeskHost {
     if (server_ != nullptr) server_->Stop();
   }
   /// On the executor: no session reads or writes any memory after this.
-  void StopSessions() { sessions_.Shutdown(); }
+  void StopSessions() {
+    desk_.CloseBuckets(Status(Code::kCancelled, "the agent stops", Reason::kCancelled));
+    sessions_.Shutdown();
+  }
   /// From outside the executor, before it stops.
   void StopWork() {
     pulls_.Wait();
@@ -114,8 +128,8 @@ class Agent::Core final : public SessionHost, public DeskHost {
   const std::string& daemon_target() const override { return options_.daemon_target; }
   void SendToDaemon(proto::AgentMessage message) override { link_.Send(std::move(message)); }
   void SendToWorker(ConnectionId connection, wire::MessageType type, std::uint64_t request,
-                    std::vector<std::byte> body) override {
-    server_->Send(connection, type, request, std::move(body));
+                    std::vector<std::byte> body, std::vector<UniqueFd> fds) override {
+    server_->Send(connection, type, request, std::move(body), std::move(fds));
   }
   void CloseWorker(ConnectionId connection, std::string why) override {
     server_->Close(connection, std::move(why));
@@ -273,11 +287,8 @@ void Agent::Core::OnQuery(const proto::Query& query) {
     proto::AgentStats& stats = *answer.mutable_stats();
     stats.set_bytes_moved(bytes_moved_);
     stats.set_rss_bytes(ResidentBytes());
-    if (parts_.staging_bytes) {
-      const auto [now, peak] = parts_.staging_bytes();
-      stats.set_staging_bytes(now);
-      stats.set_staging_bytes_peak(peak);
-    }
+    stats.set_staging_bytes(parts_.staging->used_bytes());
+    stats.set_staging_bytes_peak(parts_.staging->used_bytes_max());
   }
   link_.Send(std::move(message));
 }

@@ -14,6 +14,7 @@
 #include "tensorbus/base/executor.h"
 #include "tensorbus/base/metrics.h"
 #include "tensorbus/base/status.h"
+#include "tensorbus/transport/staging_budget.h"
 #include "tensorbus/transport/transport.h"
 
 namespace tensorbus::agent {
@@ -27,6 +28,8 @@ struct AgentOptions {
   std::uint64_t staging_bytes = 256U << 20;
   std::uint32_t work_thread_count = 2;
   Nanos daemon_wait = std::chrono::seconds(10);
+  /// How long a worker may take to pack or unpack private memory once.
+  Nanos bucket_patience = std::chrono::seconds(20);
   std::size_t trace_record_count = 4096;
   Nanos daemon_retry_min = std::chrono::milliseconds(100);
   Nanos daemon_retry_max = std::chrono::seconds(5);
@@ -39,8 +42,9 @@ struct AgentParts {
   LinkFactory open_link;
   /// The secret that agents show each other on data connections, whenever a daemon says it.
   std::function<void(const std::string&)> on_data_token;
-  /// Bytes of staging in use now and at most, for StatsQuery; may be empty.
-  std::function<std::pair<std::uint64_t, std::uint64_t>()> staging_bytes;
+  /// What bytes on their way are counted in, by this agent and its transports; null: one of its own
+  /// of `staging_bytes`.
+  std::shared_ptr<transport::StagingBudget> staging;
   Metrics* metrics = nullptr;  ///< may be null
 };
 

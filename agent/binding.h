@@ -43,6 +43,8 @@ class PieceIndex {
   const Registration& registration() const { return registration_; }
   /// Index of the tensor in the registration, or -1.
   std::int64_t TensorIndex(std::string_view name) const;
+  /// What tells the tensor's digests from those of others.
+  const DigestKey& KeyOf(std::uint32_t tensor) const { return keys_[tensor]; }
   std::span<const std::uint32_t> PiecesOf(std::uint32_t tensor) const { return by_tensor_[tensor]; }
 
   /// The part `box` of a piece, which must contain it.

@@ -28,6 +28,7 @@ struct Flags {
   std::string name;
   std::string host;
   std::uint64_t staging_mib = 256;
+  double bucket_timeout_s = 20;
   std::uint32_t copy_threads = 0;
   std::string token_file;
   std::string tls_ca;
@@ -98,6 +99,11 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--tls-key", flags.tls_key, "mTLS: our key (PEM)")->envname("TENSORBUS_TLS_KEY");
   app.add_option("--allow-uid", flags.allow_uids,
                  "Further users whose workers may connect (besides ours and root)");
+  app.add_option("--bucket-timeout-s", flags.bucket_timeout_s,
+                 "How long a worker may take to pack or unpack private memory once")
+      ->envname("TENSORBUS_AGENT_BUCKET_TIMEOUT_S")
+      ->check(CLI::Range(0.1, 3600.0))
+      ->capture_default_str();
   app.add_option("--metrics-listen", flags.metrics_listen, "HOST:PORT of the Prometheus page")
       ->envname("TENSORBUS_AGENT_METRICS_LISTEN");
   app.add_option("--log-level", flags.log_level, "debug, info, warn or error")
@@ -155,6 +161,8 @@ Status Serve(const Flags& flags, const UniqueFd& signals) {
   options.daemon_target = flags.daemon;
   options.staging_bytes = flags.staging_mib << 20;
   options.work_thread_count = threads;
+  options.bucket_patience =
+      std::chrono::milliseconds(static_cast<std::int64_t>(flags.bucket_timeout_s * 1000));
   rpc::DaemonAddress address;
   address.target = flags.daemon;
   address.token_file = flags.token_file;
@@ -173,9 +181,7 @@ Status Serve(const Flags& flags, const UniqueFd& signals) {
                                 std::move(on_lost));
   };
   parts.on_data_token = [&data_token](const std::string& token) { data_token.Set(token); };
-  parts.staging_bytes = [staging] {
-    return std::pair(staging->used_bytes(), staging->used_bytes_max());
-  };
+  parts.staging = staging;
   parts.metrics = &metrics;
   TB_ASSIGN_OR_RETURN(const std::unique_ptr<Agent> agent,
                       Agent::Create(std::move(options), std::move(parts)));

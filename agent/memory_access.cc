@@ -4,6 +4,9 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <utility>
+
+#include "agent/private_memory.h"
 
 namespace tensorbus::agent {
 namespace {
@@ -73,11 +76,15 @@ Status SegmentCollector::Add(SegmentOffer offer) {
             Reason::kMalformed};
   }
   if (!attach.mapped) {
-    return {Code::kUnimplemented,
-            fmt::format("segment {} is private memory of the worker, which this agent cannot reach "
-                        "yet; put the tensors into mapped memory (an arena)",
-                        attach.segment),
-            Reason::kUnsupported};
+    if (attach.address == 0 || attach.bytes > ~attach.address) {
+      return {Code::kInvalidArgument,
+              fmt::format("segment {} is private memory of {} bytes at {:#x}, where none can be",
+                          attach.segment, attach.bytes, attach.address),
+              Reason::kMalformed};
+    }
+    any_private_ = true;
+    segments_.push_back({.address = attach.address, .bytes = attach.bytes, .mapping = {}});
+    return {};
   }
   if (!offer.fd.valid()) {
     return {Code::kInvalidArgument,
@@ -88,13 +95,24 @@ Status SegmentCollector::Add(SegmentOffer offer) {
   if (!mapping.ok()) {
     return mapping.status().Annotate(fmt::format("segment {}", attach.segment));
   }
-  segments_.push_back(*std::move(mapping));
+  segments_.push_back(
+      {.address = attach.address, .bytes = attach.bytes, .mapping = *std::move(mapping)});
   return {};
 }
 
 std::shared_ptr<const MemoryAccess> SegmentCollector::Finish() {
-  return std::make_shared<MappedMemory>(std::exchange(segments_, {}),
-                                        "all segments are shared memory");
+  if (std::exchange(any_private_, false)) {
+    std::vector<PrivateSegment> announced;
+    for (const Segment& segment : segments_) {
+      announced.push_back({.address = segment.address, .bytes = segment.bytes});
+    }
+    segments_.clear();
+    return AnnouncedMemory(std::move(announced));
+  }
+  std::vector<Mapping> mappings;
+  for (Segment& segment : segments_) mappings.push_back(std::move(segment.mapping));
+  segments_.clear();
+  return std::make_shared<MappedMemory>(std::move(mappings), "all segments are shared memory");
 }
 
 }  // namespace tensorbus::agent

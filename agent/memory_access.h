@@ -10,12 +10,13 @@
 #include "tensorbus/base/mapping.h"
 #include "tensorbus/base/status.h"
 #include "tensorbus/base/unique_fd.h"
+#include "tensorbus/transport/foreign_memory.h"
 #include "tensorbus/types/ids.h"
 #include "worker_shim/wire.h"
 
 namespace tensorbus::agent {
 
-/// How the agent reaches the bytes of one rank: where each of its segments lies in this process.
+/// How the agent reaches the bytes of one rank: where each of its segments lies.
 ///
 /// Threads: immutable. Lifetime: shared by the rank and by every session that reads or writes it,
 /// so that a worker's death never pulls memory from under a running copy.
@@ -24,9 +25,16 @@ class MemoryAccess {
   virtual ~MemoryAccess() = default;
 
   virtual MemoryMode mode() const = 0;
+  /// Whether `bases()` are addresses of this process. If not they are the worker's, and bytes move
+  /// through foreign() only.
+  virtual bool addressable() const { return true; }
+  /// How to reach memory that is not addressable; null until a way was found, and for other memory.
+  virtual std::shared_ptr<transport::ForeignMemory> foreign() const { return nullptr; }
+  /// Rough speed as measured at registration, in 10^9 bytes a second; 0 if unknown.
+  virtual double expected_gb_per_s() const { return 0; }
   /// Why this mode was chosen, for people.
   virtual const std::string& why() const = 0;
-  /// First byte of each segment in this process.
+  /// First byte of each segment, in this process if `addressable()`.
   virtual std::span<std::byte* const> bases() const = 0;
   virtual std::span<const std::uint64_t> segment_bytes() const = 0;
 };
@@ -60,17 +68,26 @@ class SegmentCollector {
   explicit SegmentCollector(Mapping::Access access) : access_(access) {}
 
   /// Takes the next segment and closes its descriptor. Errors: out of order, too many, no
-  /// descriptor, as MapForeign(); kUnimplemented/kUnsupported for private memory.
+  /// descriptor, as MapForeign(); kInvalidArgument for private memory at no address.
   Status Add(SegmentOffer offer);
 
-  /// Everything added so far, as one rank's memory. Empties the collector.
+  /// Everything added so far, as one rank's memory. With any private segment in it all of it is
+  /// AnnouncedMemory(), mapped segments too: they lie in the worker's memory as well, and one rank
+  /// is reached in one way. Empties the collector.
   std::shared_ptr<const MemoryAccess> Finish();
 
   std::size_t segment_count() const { return segments_.size(); }
 
  private:
   Mapping::Access access_;
-  std::vector<Mapping> segments_;
+  struct Segment {
+    std::uint64_t address = 0;  ///< in the worker
+    std::uint64_t bytes = 0;
+    Mapping mapping;  ///< mapped segments only
+  };
+
+  std::vector<Segment> segments_;
+  bool any_private_ = false;
 };
 
 }  // namespace tensorbus::agent

@@ -6,6 +6,7 @@
 #include "tensorbus/base/mutex.h"
 #include "tensorbus/kernels/copy.h"
 #include "tensorbus/kernels/digest.h"
+#include "tensorbus/transport/foreign_landing.h"
 
 namespace tensorbus::agent {
 namespace {
@@ -54,27 +55,58 @@ std::vector<std::span<const Part>> Share(std::span<const Part> parts, std::uint3
   return shares;
 }
 
+/// The parts in one memory, as the end of a route.
+transport::RouteEnd EndOf(std::span<const Part> parts, const MemoryAccess& memory) {
+  transport::RouteEnd end;
+  end.blocks.reserve(parts.size());
+  for (const Part& part : parts) end.blocks.push_back(part.place.At(memory.bases()));
+  end.memory = memory.foreign();
+  return end;
+}
+
 struct CopyJob {
   std::shared_ptr<const PieceIndex> pieces;
   std::shared_ptr<const MemoryAccess> source;
   std::shared_ptr<const MemoryAccess> target;
   std::vector<Part> parts;
+  TimePoint deadline;
   std::function<void(Status)> done;
   Mutex mutex;
   Status failure TB_GUARDED_BY(mutex);
 
   void Run(std::span<const Part> share) {
+    if (!source->addressable() || !target->addressable()) return RunForeign(share);
     for (const Part& part : share) {
       const kernels::CopySums sums = kernels::CopyBlockReadback(part.place.At(source->bases()),
                                                                 part.place.At(target->bases()));
-      if (sums.source == sums.target) continue;
-      MutexLock lock(mutex);
-      failure = Status(
-          Code::kDataLoss,
-          fmt::format("{} reads back differently than it was written", pieces->NameOf(part.block)),
-          Reason::kChecksumMismatch);
-      return;
+      if (sums.source != sums.target) return Mismatch(part);
     }
+  }
+  void RunForeign(std::span<const Part> share) {
+    const transport::RouteEnd from = EndOf(share, *source);
+    const transport::TargetEnd to(EndOf(share, *target));
+    std::vector<transport::BlockPart> all;
+    for (std::uint32_t i = 0; i < share.size(); ++i) {
+      all.push_back({.block = i, .range = {.first = 0, .count = from.blocks[i].bytes()}});
+    }
+    const transport::RouteKey no_route{};
+    const transport::LandingHook no_hook;
+    const Status landed = transport::LandForeign(
+        {.key = no_route, .target = to, .deadline = deadline, .hook = no_hook}, from, all,
+        [&](std::uint32_t block, const transport::Landing& landing) {
+          if (!landing.intact) Mismatch(share[block]);
+        });
+    if (!landed.ok()) Fail(landed);
+  }
+  void Mismatch(const Part& part) {
+    Fail(Status(
+        Code::kDataLoss,
+        fmt::format("{} reads back differently than it was written", pieces->NameOf(part.block)),
+        Reason::kChecksumMismatch));
+  }
+  void Fail(Status why) {
+    MutexLock lock(mutex);
+    if (failure.ok()) failure = std::move(why);
   }
   Status Outcome() {
     MutexLock lock(mutex);
@@ -85,19 +117,34 @@ struct CopyJob {
 struct DigestJob {
   std::shared_ptr<const MemoryAccess> memory;
   std::vector<Part> parts;
-  std::function<void(std::vector<DigestSum>)> done;
+  TimePoint deadline;
+  std::function<void(Result<std::vector<DigestSum>>)> done;
   Mutex mutex;
+  Status failure TB_GUARDED_BY(mutex);
   std::vector<DigestSum> sums TB_GUARDED_BY(mutex);
 
   void Run(std::span<const Part> share) {
+    if (!memory->addressable()) return RunForeign(share);
     for (const Part& part : share) {
       const DigestSum sum = kernels::DigestBlock(part.place.At(memory->bases()));
       MutexLock lock(mutex);
       sums[part.block] += sum;
     }
   }
-  std::vector<DigestSum> Take() {
+  void RunForeign(std::span<const Part> share) {
+    const transport::RouteEnd end = EndOf(share, *memory);
+    const Result<std::vector<DigestSum>> read =
+        transport::DigestForeign(*end.memory, end.blocks, deadline);
     MutexLock lock(mutex);
+    if (!read.ok()) {
+      if (failure.ok()) failure = read.status();
+      return;
+    }
+    for (std::size_t i = 0; i < share.size(); ++i) sums[share[i].block] += (*read)[i];
+  }
+  Result<std::vector<DigestSum>> Take() {
+    MutexLock lock(mutex);
+    if (!failure.ok()) return failure;
     return std::move(sums);
   }
 };
@@ -113,10 +160,11 @@ std::vector<WorkPool::Task> TasksOf(const std::shared_ptr<Job>& job, std::uint32
 
 void StartDigests(const PieceWork& work, std::span<const PlacedBlock> blocks,
                   std::shared_ptr<const MemoryAccess> memory,
-                  std::function<void(std::vector<DigestSum>)> done) {
+                  std::function<void(Result<std::vector<DigestSum>>)> done) {
   auto job = std::make_shared<DigestJob>();
   job->memory = std::move(memory);
   job->parts = CutAll(blocks);
+  job->deadline = work.deadline;
   job->done = std::move(done);
   {
     MutexLock lock(job->mutex);
@@ -155,6 +203,7 @@ void CopyPieces(const PieceWork& work, std::shared_ptr<const PieceIndex> pieces,
   job->pieces = std::move(pieces);
   job->source = std::move(source);
   job->target = std::move(target);
+  job->deadline = work.deadline;
   job->done = std::move(done);
   work.pool.SubmitAll(TasksOf(job, work.pool.thread_count()), work.executor,
                       [job] { job->done(job->Outcome()); });
@@ -162,13 +211,13 @@ void CopyPieces(const PieceWork& work, std::shared_ptr<const PieceIndex> pieces,
 
 void DigestPieces(const PieceWork& work, std::shared_ptr<const PieceIndex> pieces,
                   std::shared_ptr<const MemoryAccess> memory,
-                  std::function<void(std::vector<DigestSum>)> done) {
+                  std::function<void(Result<std::vector<DigestSum>>)> done) {
   StartDigests(work, PlaceAll(*pieces), std::move(memory), std::move(done));
 }
 
 void DigestBlocks(const PieceWork& work, std::shared_ptr<const std::vector<PlacedBlock>> blocks,
                   std::shared_ptr<const MemoryAccess> memory,
-                  std::function<void(std::vector<DigestSum>)> done) {
+                  std::function<void(Result<std::vector<DigestSum>>)> done) {
   StartDigests(work, *blocks, std::move(memory), std::move(done));
 }
 

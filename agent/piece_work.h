@@ -18,25 +18,28 @@ namespace tensorbus::agent {
 struct PieceWork {
   WorkPool& pool;
   Executor& executor;
+  /// Memory that is not addressable and is not served by then fails the work.
+  TimePoint deadline = TimePoint::max();
 };
 
 /// Copies every piece from one memory to another of the same segments, reading each byte back
 /// through the target's addresses.
 ///
-/// Error: kDataLoss/kChecksumMismatch naming the piece; the target is then partly written.
+/// Errors: kDataLoss/kChecksumMismatch naming the piece; ForeignMemory's. The target is then partly
+/// written.
 void CopyPieces(const PieceWork& work, std::shared_ptr<const PieceIndex> pieces,
                 std::shared_ptr<const MemoryAccess> source,
                 std::shared_ptr<const MemoryAccess> target, std::function<void(Status)> done);
 
-/// Digests every piece of a memory, in piece order.
+/// Digests every piece of a memory, in piece order. Errors: ForeignMemory's.
 void DigestPieces(const PieceWork& work, std::shared_ptr<const PieceIndex> pieces,
                   std::shared_ptr<const MemoryAccess> memory,
-                  std::function<void(std::vector<DigestSum>)> done);
+                  std::function<void(Result<std::vector<DigestSum>>)> done);
 
 /// Digests blocks that lie in `memory`, in order.
 void DigestBlocks(const PieceWork& work, std::shared_ptr<const std::vector<PlacedBlock>> blocks,
                   std::shared_ptr<const MemoryAccess> memory,
-                  std::function<void(std::vector<DigestSum>)> done);
+                  std::function<void(Result<std::vector<DigestSum>>)> done);
 
 /// Cuts a block along its first dimension that has more than one row into parts of at most
 /// `part_bytes`, as far as that dimension goes. The parts' digests add up to the block's.

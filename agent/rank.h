@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "agent/binding.h"
+#include "agent/bucket_channel.h"
 #include "agent/memory_access.h"
 #include "agent/planning.h"
 #include "agent/worker_server.h"
@@ -62,6 +63,7 @@ struct Rank {
   bool registering = false;
   bool registered = false;  ///< the daemon knows it
   std::shared_ptr<const MemoryAccess> memory;
+  std::shared_ptr<BucketChannel> buckets;      ///< ranks with private memory
   std::shared_ptr<const MemoryAccess> shadow;  ///< consumers with FlipMode::kShadow
   std::shared_ptr<const PieceIndex> pieces;
   std::string layout;  ///< Serialize(RankLayout), for every registration with a daemon

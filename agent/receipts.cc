@@ -19,7 +19,7 @@ BlockIdentity IdentityOf(const PlacedBlock& placed) {
 
 void MakeRouteSums(const PieceWork& work, std::shared_ptr<const BoundRoutes> routes,
                    std::shared_ptr<const MemoryAccess> memory,
-                   std::function<void(RouteSums)> done) {
+                   std::function<void(Result<RouteSums>)> done) {
   auto blocks = std::make_shared<std::vector<PlacedBlock>>();
   auto index = std::make_shared<std::vector<std::vector<std::uint32_t>>>();
   std::map<BlockIdentity, std::uint32_t> known;
@@ -34,12 +34,13 @@ void MakeRouteSums(const PieceWork& work, std::shared_ptr<const BoundRoutes> rou
     }
   }
   DigestBlocks(work, blocks, std::move(memory),
-               [index, done = std::move(done)](const std::vector<DigestSum>& sums) {
+               [index, done = std::move(done)](const Result<std::vector<DigestSum>>& sums) {
+                 if (!sums.ok()) return done(sums.status());
                  RouteSums out;
                  for (const std::vector<std::uint32_t>& of_route : *index) {
                    std::vector<DigestSum>& route = out.emplace_back();
                    route.reserve(of_route.size());
-                   for (const std::uint32_t i : of_route) route.push_back(sums[i]);
+                   for (const std::uint32_t i : of_route) route.push_back((*sums)[i]);
                  }
                  done(std::move(out));
                });

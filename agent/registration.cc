@@ -95,11 +95,13 @@ Result<CheckedRegistration> CheckRegistration(const RankIdentity& identity, wire
   const TimePoint touch = Clock::Real().Now();
   checked.register_seconds = Seconds(touch - begin);
   if (is_target) {
-    TB_RETURN_IF_ERROR(TouchTarget(registration, memory, "target memory"));
+    if (memory.addressable()) {
+      TB_RETURN_IF_ERROR(TouchTarget(registration, memory, "target memory"));
+    }
     if (checked.shadow != nullptr) {
       TB_RETURN_IF_ERROR(TouchTarget(registration, *checked.shadow, "shadow copy"));
     }
-  } else {
+  } else if (memory.addressable()) {
     for (const std::span<std::byte> part : UsedParts(registration, memory)) TouchSource(part);
   }
   checked.prefault_seconds = Seconds(Clock::Real().Now() - touch);

@@ -13,6 +13,7 @@ namespace tensorbus::agent {
 /// What checking a registration and touching its memory brought.
 struct CheckedRegistration {
   std::shared_ptr<const PieceIndex> pieces;
+  std::shared_ptr<const MemoryAccess> memory;  ///< private memory, and how it is reached; else null
   std::shared_ptr<const MemoryAccess> shadow;  ///< consumers with FlipMode::kShadow
   std::string layout;                          ///< Serialize(RankLayout)
   double register_seconds = 0;                 ///< checks and metadata
@@ -20,7 +21,8 @@ struct CheckedRegistration {
 };
 
 /// Checks a worker's registration against the memory it attached, makes the shadow if its flip mode
-/// wants one, and touches the pages that sessions will use. For a worker thread.
+/// wants one, and touches the pages that sessions will use (the worker touches those of private
+/// memory itself). For a worker thread.
 ///
 /// Errors: kInvalidArgument/kMalformed, kOverlap and the like from the checks, naming tensor and
 /// box; kResourceExhausted/kOutOfMemory with the remedy.

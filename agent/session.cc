@@ -93,8 +93,8 @@ void Session::CommitPart(std::size_t index) {
   part.committing = true;
   if (spec_.flip == FlipMode::kInPlace) return PartLive(index, begin);
   ++busy_;
-  CopyPieces({host_.pool(), host_.executor()}, part.rank->pieces, part.memory, part.rank->memory,
-             [weak = weak_from_this(), index, begin](const Status& copied) {
+  CopyPieces({host_.pool(), host_.executor(), deadline_}, part.rank->pieces, part.memory,
+             part.rank->memory, [weak = weak_from_this(), index, begin](const Status& copied) {
                const auto self = weak.lock();
                if (self == nullptr) return;
                --self->busy_;

@@ -97,8 +97,10 @@ void Session::StartPull(PendingPull pull) {
   options.proof = spec_.proof;
   options.deadline = deadline_;
   if (!IsOwn(source)) options.peer = EndpointOf(*source, transport->name());
+  transport::RouteEnd end = route.At(part.memory->bases());
+  end.memory = part.memory->foreign();
   transport->Pull(
-      KeyOf(route), route.At(part.memory->bases()), std::move(options),
+      KeyOf(route), std::move(end), std::move(options),
       // Keeps the memory alive for as long as the transport may write to it.
       [weak = weak_from_this(), memory = part.memory, pull, &executor = host_.executor(),
        &pulls = host_.pulls()](Result<transport::PullResult> result) {
@@ -232,13 +234,14 @@ void Session::CheckMemory(std::size_t index) {
   }
   ++busy_;
   DigestPieces(
-      {host_.pool(), host_.executor()}, part.rank->pieces, part.memory,
-      [weak = weak_from_this(), index, expected](const std::vector<DigestSum>& sums) {
+      {host_.pool(), host_.executor(), deadline_}, part.rank->pieces, part.memory,
+      [weak = weak_from_this(), index, expected](const Result<std::vector<DigestSum>>& sums) {
         const auto self = weak.lock();
         if (self == nullptr) return;
         --self->busy_;
         if (!self->running()) return self->CheckDrained();
-        const std::int64_t wrong = FirstDifference(*expected, sums);
+        if (!sums.ok()) return self->Fail(sums.status());
+        const std::int64_t wrong = FirstDifference(*expected, *sums);
         if (wrong < 0) return self->PartVerified(index);
         const Rank& rank = *self->targets_[index].rank;
         self->Fail(

@@ -234,18 +234,19 @@ void Session::MakeReceipts(std::size_t part) {
   if (!wanted || (known != rank.receipts.end() && known->second.routes.contains(plan_key_))) {
     return MakeReceipts(part + 1);
   }
-  const PieceWork work{host_.pool(), host_.executor()};
+  const PieceWork work{host_.pool(), host_.executor(), deadline_};
   const auto make = [weak = weak_from_this(), part, work] {
     const auto self = weak.lock();
     if (self == nullptr) return;
     const SourcePart& at = self->sources_[part];
-    MakeRouteSums(work, at.routes, at.memory, [weak, part](RouteSums sums) {
+    MakeRouteSums(work, at.routes, at.memory, [weak, part](Result<RouteSums> sums) {
       const auto session = weak.lock();
       if (session == nullptr) return;
       --session->busy_;
       if (!session->running()) return session->CheckDrained();
+      if (!sums.ok()) return session->Fail(sums.status());
       session->sources_[part].rank->receipts[session->spec_.version].routes[session->plan_key_] =
-          std::move(sums);
+          *std::move(sums);
       session->MakeReceipts(part + 1);
     });
   };
@@ -253,13 +254,14 @@ void Session::MakeReceipts(std::size_t part) {
   if (known == rank.receipts.end() || known->second.pieces.empty()) return make();
   DigestPieces(work, rank.pieces, source.memory,
                [weak = weak_from_this(), part, make,
-                before = known->second.pieces](const std::vector<DigestSum>& now) {
+                before = known->second.pieces](const Result<std::vector<DigestSum>>& now) {
                  const auto self = weak.lock();
                  if (self == nullptr) return;
-                 const std::int64_t changed = FirstDifference(before, now);
-                 if (changed < 0 && self->running()) return make();
+                 const std::int64_t changed = now.ok() ? FirstDifference(before, *now) : -1;
+                 if (now.ok() && changed < 0 && self->running()) return make();
                  --self->busy_;
                  if (!self->running()) return self->CheckDrained();
+                 if (!now.ok()) return self->Fail(now.status());
                  const Rank& writer = *self->sources_[part].rank;
                  self->Fail(WrittenDuringPublish(
                      writer, self->spec_.version,
@@ -302,7 +304,9 @@ void Session::Expose() {
                                        route.target_rank, spec_.target_job),
                            Reason::kUnsupported));
       }
-      const Status exposed = transport->Expose(KeyOf(route), route.At(part.memory->bases()));
+      transport::RouteEnd end = route.At(part.memory->bases());
+      end.memory = part.memory->foreign();
+      const Status exposed = transport->Expose(KeyOf(route), std::move(end));
       if (!exposed.ok()) return Fail(exposed.Annotate(part.rank->Name()));
     }
   }

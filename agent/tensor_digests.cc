@@ -35,12 +35,14 @@ void AnswerDigestQuery(const PieceWork& work, const Rank& rank, const proto::Dig
                        std::function<void(Result<TensorDigestList>)> done) {
   const std::shared_ptr<const PieceIndex> pieces = rank.pieces;
   if (query.boxes().empty()) {
-    return DigestPieces(work, pieces, rank.memory,
-                        [pieces, done = std::move(done)](const std::vector<DigestSum>& sums) {
-                          TensorDigestList list;
-                          AddTensorDigests(*pieces, sums, &list);
-                          done(std::move(list));
-                        });
+    return DigestPieces(
+        work, pieces, rank.memory,
+        [pieces, done = std::move(done)](const Result<std::vector<DigestSum>>& sums) {
+          if (!sums.ok()) return done(sums.status());
+          TensorDigestList list;
+          AddTensorDigests(*pieces, *sums, &list);
+          done(std::move(list));
+        });
   }
   auto blocks = std::make_shared<std::vector<PlacedBlock>>();
   auto owners = std::make_shared<std::vector<std::size_t>>();  // of each block: the box asked for
@@ -73,7 +75,9 @@ void AnswerDigestQuery(const PieceWork& work, const Rank& rank, const proto::Dig
     return work.executor.Post([failure, done = std::move(done)] { done(failure); });
   }
   DigestBlocks(work, blocks, rank.memory,
-               [owners, asked, done = std::move(done)](const std::vector<DigestSum>& sums) {
+               [owners, asked, done = std::move(done)](const Result<std::vector<DigestSum>>& read) {
+                 if (!read.ok()) return done(read.status());
+                 const std::vector<DigestSum>& sums = *read;
                  std::vector<DigestSum> totals(asked->size());
                  for (std::size_t i = 0; i < sums.size(); ++i) totals[(*owners)[i]] += sums[i];
                  TensorDigestList list;

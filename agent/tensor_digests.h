@@ -20,7 +20,8 @@ void AddTensorDigests(const PieceIndex& pieces, const std::vector<DigestSum>& su
 /// A box may span pieces; its byte count says how much of it the rank holds. `done` runs on the
 /// executor.
 ///
-/// Errors: kInvalidArgument for a box that is none; kNotFound for a tensor the rank does not hold.
+/// Errors: ForeignMemory's; kInvalidArgument for a box that is none; kNotFound for a tensor the
+/// rank does not hold.
 void AnswerDigestQuery(const PieceWork& work, const Rank& rank, const proto::DigestQuery& query,
                        std::function<void(Result<TensorDigestList>)> done);
 

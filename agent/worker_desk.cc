@@ -78,6 +78,8 @@ void WorkerDesk::OnFrame(ConnectionId connection, wire::Frame frame) {
       return OnCancelUpdate(*worker, frame);
     case MessageType::kHookDone:
       return OnHookDone(*worker, frame);
+    case MessageType::kBucketDone:
+      return OnBucketDone(*worker, frame);
     case MessageType::kClaim:
       return OnClaim(*worker, frame);
     case MessageType::kGoodbye:
@@ -233,15 +235,60 @@ void WorkerDesk::OnRegister(Worker& worker, wire::Frame frame) {
   joining.leave_out = asked->leave_out;
   worker.register_request = frame.request;
   worker.register_deadline = executor_.Now() + options_.daemon_wait;
-  pool_.Submit([this, alive = alive_, connection = worker.connection, memory = joining.memory,
-                identity = joining.identity, &executor = executor_,
-                job = std::make_shared<wire::Register>(*std::move(asked))] {
+  CheckOnPool(worker, *std::move(asked));
+}
+
+// What is private is reached in a way that has to be tried, which may wait for the worker.
+void WorkerDesk::CheckOnPool(const Worker& worker, wire::Register asked) {
+  Rank& rank = *worker.rank;
+  PrivateOwner owner;
+  owner.peer = worker.peer;
+  owner.name = rank.Name();
+  owner.writable = !rank.is_producer();
+  owner.wanted_mode = asked.private_mode;
+  if (!rank.memory->addressable()) {
+    rank.buckets = std::make_shared<BucketChannel>(
+        owner.name, next_channel_++,
+        [&host = host_, connection = worker.connection](
+            wire::MessageType type, std::uint64_t request, std::vector<std::byte> body,
+            std::vector<UniqueFd> fds) {
+          host.SendToWorker(connection, type, request, std::move(body), std::move(fds));
+        },
+        options_.private_memory.bucket_patience);
+    owner.channel = rank.buckets;
+  }
+  pool_.Submit([this, alive = alive_, connection = worker.connection, announced = rank.memory,
+                identity = rank.identity, owner, plant = options_.private_memory,
+                &executor = executor_, job = std::make_shared<wire::Register>(std::move(asked))] {
     auto checked = std::make_shared<Result<CheckedRegistration>>(
-        CheckRegistration(identity, std::move(*job), *memory));
+        CheckRegistration(identity, std::move(*job), *announced));
+    if (checked->ok() && !announced->addressable()) {
+      Result<std::shared_ptr<const MemoryAccess>> memory =
+          OpenPrivateMemory(plant, owner, *announced, (*checked)->pieces);
+      if (memory.ok()) {
+        (*checked)->memory = *std::move(memory);
+      } else {
+        *checked = memory.status();
+      }
+    }
     executor.Post([this, alive, connection, checked] {
       if (*alive) RegistrationChecked(connection, std::move(*checked));
     });
   });
+}
+
+void WorkerDesk::OnBucketDone(Worker& worker, const wire::Frame& frame) {
+  const auto done = Parse<wire::BucketDone>(worker, frame);
+  if (!done.has_value() || worker.rank->buckets == nullptr) return;
+  worker.rank->buckets->OnDone(frame.request, done->status);
+}
+
+void WorkerDesk::CloseBuckets(const Status& why) {
+  for (const auto& [id, worker] : workers_) {
+    if (worker->rank != nullptr && worker->rank->buckets != nullptr) {
+      worker->rank->buckets->Close(why);
+    }
+  }
 }
 
 void WorkerDesk::RegistrationChecked(ConnectionId connection, Result<CheckedRegistration> checked) {
@@ -252,6 +299,7 @@ void WorkerDesk::RegistrationChecked(ConnectionId connection, Result<CheckedRegi
     return AnswerRegistered(*worker, checked.status().Annotate(rank.Name()), {});
   }
   rank.pieces = std::move(checked->pieces);
+  if (checked->memory != nullptr) rank.memory = std::move(checked->memory);
   rank.shadow = std::move(checked->shadow);
   rank.layout = std::move(checked->layout);
   worker->register_seconds = checked->register_seconds;
@@ -312,7 +360,8 @@ void WorkerDesk::AnswerRegistered(Worker& worker, const Status& status, ChannelE
     rank.epoch = epoch;
     answer.mode = rank.memory->mode();
     answer.why = rank.memory->why();
-    answer.expected_gb_per_s = options_.copy_gb_per_s;
+    const double measured = rank.memory->expected_gb_per_s();
+    answer.expected_gb_per_s = measured > 0 ? measured : options_.copy_gb_per_s;
     answer.epoch = epoch;
     answer.register_seconds = worker.register_seconds;
     answer.prefault_seconds = worker.prefault_seconds;
@@ -360,6 +409,7 @@ void WorkerDesk::Leave(Worker& worker, bool on_purpose, const std::string& why) 
     message.mutable_leave_rank()->set_why(why);
     host_.SendToDaemon(std::move(message));
   }
+  if (rank->buckets != nullptr) rank->buckets->Close(gone);
   FailHooks(*rank, gone);
   host_.OnRankLeft(*rank, why);
 }

@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "agent/private_memory.h"
 #include "agent/rank.h"
 #include "agent/registration.h"
 #include "agent/work_pool.h"
@@ -30,9 +31,9 @@ class DeskHost {
   /// Where the daemon should be, for messages.
   virtual const std::string& daemon_target() const = 0;
   virtual void SendToDaemon(proto::AgentMessage message) = 0;
-  /// To a worker. Thread-safe underneath; a connection that is gone swallows it.
+  /// To a worker. From any thread; a connection that is gone swallows it.
   virtual void SendToWorker(ConnectionId connection, wire::MessageType type, std::uint64_t request,
-                            std::vector<std::byte> body) = 0;
+                            std::vector<std::byte> body, std::vector<UniqueFd> fds = {}) = 0;
   virtual void CloseWorker(ConnectionId connection, std::string why) = 0;
   /// A registered rank is gone or is about to register anew; sessions must not go on with it.
   virtual void OnRankLeft(const Rank& rank, const std::string& why) = 0;
@@ -52,6 +53,8 @@ class WorkerDesk {
     std::uint64_t staging_bytes = 0;
     /// Rough copy speed of mapped memory on this host, for Registered; 0 if unknown.
     double copy_gb_per_s = 0;
+    /// What ranks with private memory share.
+    PrivateMemoryPlant private_memory = {};
     /// How long a registration or publish waits for a daemon that is not there.
     Nanos daemon_wait = std::chrono::seconds(10);
     /// Added to a worker's own deadline before this side answers in the daemon's place.
@@ -79,6 +82,9 @@ class WorkerDesk {
   void OnRequestFailed(std::uint64_t request, const RankKey& key, const Status& status,
                        Version live);
   void OnClaimAnswered(const proto::ClaimAnswered& message);
+
+  /// Whoever waits for a worker to pack or unpack stops waiting: for an agent that stops.
+  void CloseBuckets(const Status& why);
 
   /// A rank whose memory is checked, or null.
   std::shared_ptr<Rank> FindRank(const RankKey& key) const;
@@ -150,6 +156,8 @@ class WorkerDesk {
   Status AcceptHello(Worker& worker, const wire::Hello& hello, const wire::Frame& frame);
   void OnAttach(Worker& worker, wire::Frame frame);
   void OnRegister(Worker& worker, wire::Frame frame);
+  void CheckOnPool(const Worker& worker, wire::Register asked);
+  void OnBucketDone(Worker& worker, const wire::Frame& frame);
   void RegistrationChecked(ConnectionId connection, Result<CheckedRegistration> checked);
   void RegisterAtDaemon(Worker& worker);
   void AnswerRegistered(Worker& worker, const Status& status, ChannelEpoch epoch);
@@ -201,6 +209,7 @@ class WorkerDesk {
   std::map<RankKey, ConnectionId> by_key_;
   std::unordered_map<std::uint64_t, PendingHook> hooks_;
   std::uint64_t next_request_ = 1;
+  std::uint64_t next_channel_ = 1;  ///< counts bucket channels
   /// Tasks posted for later look at it: the desk may be gone by then.
   std::shared_ptr<bool> alive_;
 };

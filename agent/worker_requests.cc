@@ -128,16 +128,17 @@ void WorkerDesk::MakeReceipts(Worker& worker, std::shared_ptr<const MemoryAccess
   if (!keys.empty())
     return MakeRouteReceipts(worker.connection, std::move(memory), std::move(keys));
   const Version version = worker.publish->publish.version;
-  DigestPieces(
-      {pool_, executor_}, rank.pieces, std::move(memory),
-      [this, alive = alive_, connection = worker.connection, version](std::vector<DigestSum> sums) {
-        if (!*alive) return;
-        IfThere(connection, [this, version, &sums](Worker& at) {
-          if (!at.publish.has_value() || at.publish->publish.version != version) return;
-          at.publish->receipts.pieces = std::move(sums);
-          PublishAtDaemon(at);
-        })();
-      });
+  DigestPieces({pool_, executor_}, rank.pieces, std::move(memory),
+               [this, alive = alive_, connection = worker.connection,
+                version](Result<std::vector<DigestSum>> sums) {
+                 if (!*alive) return;
+                 IfThere(connection, [this, version, &sums](Worker& at) {
+                   if (!at.publish.has_value() || at.publish->publish.version != version) return;
+                   if (!sums.ok()) return AnswerPublish(at, sums.status().Annotate("receipts"));
+                   at.publish->receipts.pieces = *std::move(sums);
+                   PublishAtDaemon(at);
+                 })();
+               });
 }
 
 void WorkerDesk::MakeRouteReceipts(ConnectionId connection,
@@ -151,15 +152,17 @@ void WorkerDesk::MakeRouteReceipts(ConnectionId connection,
   const std::shared_ptr<const BoundRoutes> routes = worker->rank->bound.Find(key);
   if (routes == nullptr) return MakeRouteReceipts(connection, std::move(memory), std::move(keys));
   const Version version = worker->publish->publish.version;
-  MakeRouteSums({pool_, executor_}, routes, memory,
-                [this, alive = alive_, connection, memory, keys, key, version](RouteSums sums) {
-                  if (!*alive) return;
-                  Worker* const at = Find(connection);
-                  if (at == nullptr || !at->publish.has_value()) return;
-                  if (at->publish->publish.version != version) return;
-                  at->publish->receipts.routes[key] = std::move(sums);
-                  MakeRouteReceipts(connection, memory, keys);
-                });
+  MakeRouteSums(
+      {pool_, executor_}, routes, memory,
+      [this, alive = alive_, connection, memory, keys, key, version](Result<RouteSums> sums) {
+        if (!*alive) return;
+        Worker* const at = Find(connection);
+        if (at == nullptr || !at->publish.has_value()) return;
+        if (at->publish->publish.version != version) return;
+        if (!sums.ok()) return AnswerPublish(*at, sums.status().Annotate("receipts"));
+        at->publish->receipts.routes[key] = *std::move(sums);
+        MakeRouteReceipts(connection, memory, keys);
+      });
 }
 
 void WorkerDesk::PublishAtDaemon(Worker& worker) {
@@ -444,15 +447,22 @@ void WorkerDesk::OnClaim(Worker& worker, const wire::Frame& frame) {
   const std::shared_ptr<const PieceIndex> pieces = worker.rank->pieces;
   DigestPieces({pool_, executor_}, pieces, worker.rank->memory,
                [this, alive = alive_, connection = worker.connection, pieces,
-                request](const std::vector<DigestSum>& sums) {
+                request](const Result<std::vector<DigestSum>>& sums) {
                  if (!*alive) return;
                  IfThere(connection, [this, &pieces, &sums, request](Worker& at) {
                    if (!at.claim.has_value() || at.claim->daemon_request != request) return;
+                   if (!sums.ok()) {
+                     wire::Claimed failed;
+                     failed.status = sums.status();
+                     Send(at, wire::MessageType::kClaimed, at.claim->worker_request, failed);
+                     at.claim.reset();
+                     return;
+                   }
                    proto::AgentMessage message;
                    proto::ClaimVersion& out = *message.mutable_claim_version();
                    out.set_request(request);
                    *out.mutable_rank() = rpc::ToProto(at.rank->identity);
-                   AddTensorDigests(*pieces, sums, out.mutable_tensors());
+                   AddTensorDigests(*pieces, *sums, out.mutable_tensors());
                    host_.SendToDaemon(std::move(message));
                  })();
                });

@@ -17,6 +17,7 @@ void BucketService::SetMemory(const Registration& registration, std::vector<std:
   MutexLock lock(mutex_);
   registration_ = registration;
   segments_ = std::move(segments);
+  buckets_.clear();
 }
 
 Status BucketService::Attach(const wire::AttachBucket& bucket, UniqueFd fd) {

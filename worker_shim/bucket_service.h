@@ -23,7 +23,8 @@ class BucketService {
   static constexpr std::uint64_t kBucketBytesMax = std::uint64_t{4} << 30;
 
   /// The memory behind piece numbers: a validated registration and where its segments begin. Both
-  /// are copied; the memory is borrowed.
+  /// are copied; the memory is borrowed. Forgets all buckets: what was ordered for the pieces
+  /// before is refused.
   void SetMemory(const Registration& registration, std::vector<std::byte*> segments);
 
   /// Maps one bucket; a number that comes again replaces it.

@@ -257,6 +257,10 @@ Result<wire::Registered> Client::SendRegistration(TimePoint deadline) {
         if (!fds[0].valid()) return ErrnoStatus(errno, "duplicating the descriptor of a segment");
       }
       any_private = any_private || !attach.mapped;
+      // The agent touches what it maps; in our own memory only we can.
+      if (!attach.mapped && options_.identity.role == Role::kConsumer) {
+        TB_RETURN_IF_ERROR(TouchPages({segment.address, segment.bytes}));
+      }
       TB_ASSIGN_OR_RETURN(const RequestId request,
                           Ask(MessageType::kAttachSegment, MessageType::kReply,
                               wire::Encode(attach), std::move(fds)));

@@ -64,6 +64,8 @@ class AgentFixture : public ::testing::Test {
     agent::AgentParts parts;
     parts.local = local.get();
     parts.open_link = daemon.Factory();
+    parts.staging = staging = transport::StagingBudget::Create(staging_bytes);
+    options.bucket_patience = bucket_patience;
     auto made = agent::Agent::Create(std::move(options), std::move(parts));
     ASSERT_OK(made);
     agent = *std::move(made);
@@ -138,6 +140,9 @@ class AgentFixture : public ::testing::Test {
   }
 
   std::string folder_;
+  std::uint64_t staging_bytes = transport::StagingBudget::kDefaultBytes;  ///< before Restart()
+  Nanos bucket_patience = std::chrono::seconds(20);                       ///< before Restart()
+  std::shared_ptr<transport::StagingBudget> staging;
   FakeDaemon daemon;
   std::unique_ptr<transport::Transport> local;
   std::unique_ptr<agent::Agent> agent;

@@ -62,6 +62,20 @@ void FakeWorker::AddAlias() {
   registration.pieces.push_back(alias);
 }
 
+void FakeWorker::UsePrivateMemory(std::uint8_t mode) {
+  private_mode_ = mode;
+}
+
+void FakeWorker::ServeBuckets(bool serve) {
+  MutexLock lock(mutex_);
+  serve_buckets_ = serve;
+}
+
+std::uint64_t FakeWorker::bucket_orders() const {
+  MutexLock lock(mutex_);
+  return bucket_orders_;
+}
+
 Status FakeWorker::Connect() {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
@@ -88,10 +102,12 @@ Result<wire::Registered> FakeWorker::Register(FlipMode flip, Proof proof) {
   arena_ =
       *Mapping::Create(arena_fd_.get(), registration.segment_bytes[0], Mapping::Access::kReadWrite);
   wire::AttachSegment attach;
-  attach.mapped = true;
+  attach.mapped = !private_mode_.has_value();
   attach.bytes = registration.segment_bytes[0];
+  attach.address = reinterpret_cast<std::uintptr_t>(arena_.data());
   std::vector<UniqueFd> fds;
-  fds.emplace_back(::fcntl(arena_fd_.get(), F_DUPFD_CLOEXEC, 0));
+  if (attach.mapped) fds.emplace_back(::fcntl(arena_fd_.get(), F_DUPFD_CLOEXEC, 0));
+  buckets_.SetMemory(registration, {arena_.data()});
   TB_ASSIGN_OR_RETURN(const wire::Frame attached,
                       Ask(wire::MessageType::kAttachSegment, wire::Encode(attach), std::move(fds)));
   TB_ASSIGN_OR_RETURN(const wire::Reply reply, wire::Decode<wire::Reply>(attached.body));
@@ -100,6 +116,7 @@ Result<wire::Registered> FakeWorker::Register(FlipMode flip, Proof proof) {
   ask.registration = registration;
   ask.flip = flip;
   ask.proof = proof;
+  ask.private_mode = private_mode_.value_or(0);
   TB_ASSIGN_OR_RETURN(const wire::Frame frame,
                       Ask(wire::MessageType::kRegister, wire::Encode(ask)));
   TB_ASSIGN_OR_RETURN(const wire::Registered registered,
@@ -255,6 +272,10 @@ void FakeWorker::Serve() {
 
 void FakeWorker::Handle(wire::Frame frame) {
   using wire::MessageType;
+  if (frame.type == MessageType::kAttachBucket || frame.type == MessageType::kPack ||
+      frame.type == MessageType::kUnpack) {
+    return HandleBucket(std::move(frame));
+  }
   if (frame.type == MessageType::kFence || frame.type == MessageType::kFlipBegin ||
       frame.type == MessageType::kLive) {
     std::function<Status(MessageType)> hook;
@@ -281,6 +302,26 @@ void FakeWorker::Handle(wire::Frame frame) {
     answers_[1] = std::move(frame);  // a refusal before the hello was read
   }
   changed_.NotifyAll();
+}
+
+void FakeWorker::HandleBucket(wire::Frame frame) {
+  if (frame.type == wire::MessageType::kAttachBucket) {
+    EXPECT_TRUE(
+        buckets_.Attach(*wire::Decode<wire::AttachBucket>(frame.body), std::move(frame.fds.at(0)))
+            .ok());
+    return;
+  }
+  {
+    MutexLock lock(mutex_);
+    ++bucket_orders_;
+    if (!serve_buckets_) return;
+  }
+  const wire::BucketWork work = *wire::Decode<wire::BucketWork>(frame.body);
+  wire::BucketDone done;
+  done.status =
+      frame.type == wire::MessageType::kPack ? buckets_.Pack(work) : buckets_.Unpack(work);
+  [[maybe_unused]] const Status sent =
+      Send(wire::MessageType::kBucketDone, frame.request, wire::Encode(done));
 }
 
 Status FakeWorker::Send(wire::MessageType type, std::uint64_t request, std::vector<std::byte> body,

@@ -13,6 +13,7 @@
 #include "tensorbus/base/status.h"
 #include "tensorbus/types/ids.h"
 #include "tensorbus/types/piece.h"
+#include "worker_shim/bucket_service.h"
 #include "worker_shim/framing.h"
 #include "worker_shim/wire.h"
 
@@ -31,6 +32,13 @@ class FakeWorker {
   void AddTensor(const std::string& name, const Shape& shape, const Box& box);
   /// Adds one more place of the last added box.
   void AddAlias();
+  /// Register() announces the arena as private memory, to be reached in `mode` (0: any).
+  void UsePrivateMemory(std::uint8_t mode);
+  /// Whether orders to pack and unpack are served at once (the default) or never: as a worker does
+  /// that is busy with something else.
+  void ServeBuckets(bool serve);
+  /// Orders to pack or unpack that came.
+  std::uint64_t bucket_orders() const;
 
   Status Connect();
   Result<wire::Registered> Register(FlipMode flip = FlipMode::kInPlace,
@@ -73,6 +81,7 @@ class FakeWorker {
  private:
   void Serve();
   void Handle(wire::Frame frame);
+  void HandleBucket(wire::Frame frame);
   Status Send(wire::MessageType type, std::uint64_t request, std::vector<std::byte> body,
               std::vector<UniqueFd> fds = {});
   Result<wire::Frame> Await(std::uint64_t request);
@@ -84,6 +93,8 @@ class FakeWorker {
   Mapping page_;
   UniqueFd page_fd_;
   UniqueFd socket_;
+  std::optional<std::uint8_t> private_mode_;
+  worker_shim::BucketService buckets_;
   std::thread thread_;
   std::uint64_t next_request_ = 1;  // test thread only
 
@@ -94,6 +105,8 @@ class FakeWorker {
   std::vector<wire::MessageType> hooks_ TB_GUARDED_BY(mutex_);
   std::vector<wire::Updated> unasked_ TB_GUARDED_BY(mutex_);
   std::function<Status(wire::MessageType)> hook_ TB_GUARDED_BY(mutex_);
+  bool serve_buckets_ TB_GUARDED_BY(mutex_) = true;
+  std::uint64_t bucket_orders_ TB_GUARDED_BY(mutex_) = 0;
   Mutex send_mutex_;
 };
 

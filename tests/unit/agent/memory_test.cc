@@ -53,11 +53,35 @@ TEST(SegmentCollector, RefusesWhatCannotBeRight) {
   EXPECT_THAT(collector.Add(OfferOf(0, 11, *CreateMemfd("a", 10))),
               IsStatus(Code::kInvalidArgument, Reason::kMalformed))
       << "shorter than announced";
-  SegmentOffer private_memory = OfferOf(0, 10, UniqueFd());
-  private_memory.attach.mapped = false;
-  const Status refused = collector.Add(std::move(private_memory));
-  EXPECT_THAT(refused, IsStatus(Code::kUnimplemented, Reason::kUnsupported));
-  EXPECT_NE(refused.message().find("arena"), std::string::npos) << "names the remedy";
+  SegmentOffer nowhere = OfferOf(0, 10, UniqueFd());
+  nowhere.attach.mapped = false;
+  EXPECT_THAT(collector.Add(std::move(nowhere)),
+              IsStatus(Code::kInvalidArgument, Reason::kMalformed))
+      << "private memory at no address";
+  SegmentOffer beyond = OfferOf(0, 10, UniqueFd());
+  beyond.attach.mapped = false;
+  beyond.attach.address = ~std::uint64_t{0} - 5;
+  EXPECT_THAT(collector.Add(std::move(beyond)),
+              IsStatus(Code::kInvalidArgument, Reason::kMalformed))
+      << "past the end of all addresses";
+}
+
+TEST(SegmentCollector, OnePrivateSegmentMakesTheRankPrivate) {
+  SegmentCollector collector(Mapping::Access::kReadWrite);
+  SegmentOffer mapped = OfferOf(0, 4096, *CreateMemfd("a", 4096));
+  mapped.attach.address = 0x1000;
+  ASSERT_OK(collector.Add(std::move(mapped)));
+  SegmentOffer owned = OfferOf(1, 10, UniqueFd());
+  owned.attach.mapped = false;
+  owned.attach.address = 0x9000;
+  ASSERT_OK(collector.Add(std::move(owned)));
+  const auto memory = collector.Finish();
+  EXPECT_FALSE(memory->addressable());
+  EXPECT_EQ(memory->foreign(), nullptr) << "no way was looked for yet";
+  ASSERT_EQ(memory->bases().size(), 2U);
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(memory->bases()[0]), 0x1000U)
+      << "where the worker has it";
+  EXPECT_EQ(memory->segment_bytes()[1], 10U);
 }
 
 TEST(MapForeign, RefusesMemoryThatItsOwnerCanCutShort) {
@@ -203,12 +227,14 @@ TEST_F(PieceWorkTest, CopiesPiecesAndNothingBetweenThem) {
 }
 
 TEST_F(PieceWorkTest, DigestsTellWhichPieceDiffers) {
-  using Sums = std::vector<DigestSum>;
+  using Sums = Result<std::vector<DigestSum>>;
   ASSERT_OK(Await<Status>([&](auto done) {
     CopyPieces({pool_, executor_}, pieces_, a_, b_, done);
   }));
   const auto digest = [&](const std::shared_ptr<const MemoryAccess>& memory) {
-    return Await<Sums>([&](auto done) { DigestPieces({pool_, executor_}, pieces_, memory, done); });
+    return *Await<Sums>([&](auto done) {
+      DigestPieces({pool_, executor_}, pieces_, memory, done);
+    });
   };
   EXPECT_EQ(FirstDifference(digest(a_), digest(b_)), -1);
   b_->bases()[0][64 + 41 * 1024] ^= std::byte{1};

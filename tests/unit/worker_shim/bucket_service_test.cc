@@ -116,5 +116,12 @@ TEST_F(Buckets, ForgetsBucketsOfALostAgent) {
   EXPECT_THAT(service_.Pack({{Whole()}}), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
 }
 
+TEST_F(Buckets, RefusesWhatWasOrderedForAnOlderRegistration) {
+  service_.SetMemory(registration_, {reinterpret_cast<std::byte*>(memory_.data())});
+  const wire::BucketRange range{
+      .piece = 0, .bucket = 1, .box = registration_.pieces[0].box, .first = 0, .bytes = 1};
+  EXPECT_THAT(service_.Unpack({{range}}), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+}
+
 }  // namespace
 }  // namespace tensorbus::worker_shim
