@@ -5,10 +5,11 @@
 namespace tensorbus::cli {
 
 std::span<RegisterCommand* const> AllCommands() {
-  static constexpr std::array<RegisterCommand*, 12> kCommands = {
-      &RegisterUp,       &RegisterDown,    &RegisterStatus,       &RegisterVersions,
-      &RegisterRollback, &RegisterExplain, &RegisterWhoIsMissing, &RegisterVerify,
-      &RegisterTrace,    &RegisterPlan,    &RegisterDoctor,       &RegisterCompletion};
+  static constexpr std::array<RegisterCommand*, 14> kCommands = {
+      &RegisterUp,       &RegisterDown,      &RegisterStatus,       &RegisterVersions,
+      &RegisterRollback, &RegisterExplain,   &RegisterWhoIsMissing, &RegisterVerify,
+      &RegisterTrace,    &RegisterPlan,      &RegisterBench,        &RegisterBenchWorker,
+      &RegisterDoctor,   &RegisterCompletion};
   return kCommands;
 }
 

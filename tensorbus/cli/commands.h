@@ -28,6 +28,8 @@ RegisterCommand RegisterExplain;
 RegisterCommand RegisterWhoIsMissing;
 RegisterCommand RegisterVerify;
 RegisterCommand RegisterTrace;
+RegisterCommand RegisterBench;
+RegisterCommand RegisterBenchWorker;  // hidden: what bench starts
 RegisterCommand RegisterDoctor;
 RegisterCommand RegisterCompletion;
 

@@ -11,19 +11,25 @@ namespace tensorbus::cli {
 
 namespace {
 
-/// The long flags of one command, blank-separated.
+/// Commands without a group are for ourselves.
+bool Shown(const CLI::App* command) {
+  return !command->get_group().empty();
+}
+
+/// The long flags of one command and of those below it, blank-separated.
 std::string FlagsOf(const CLI::App& command) {
   std::string out;
   for (const CLI::Option* option : command.get_options()) {
     for (const std::string& name : option->get_lnames()) out += fmt::format("--{} ", name);
   }
+  for (const CLI::App* below : command.get_subcommands(Shown)) out += FlagsOf(*below) + " ";
   if (!out.empty()) out.pop_back();
   return out;
 }
 
 std::string CommandsOf(const CLI::App& app) {
   std::string out;
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+  for (const CLI::App* command : app.get_subcommands(Shown)) {
     out += (out.empty() ? "" : " ") + command->get_name();
   }
   return out;
@@ -32,7 +38,7 @@ std::string CommandsOf(const CLI::App& app) {
 /// A function that both shells understand, from what the commands' own flags say.
 std::string Script(const CLI::App& app, bool zsh) {
   std::string cases;
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+  for (const CLI::App* command : app.get_subcommands(Shown)) {
     cases += fmt::format("    {}) words=\"{}\" ;;\n", command->get_name(), FlagsOf(*command));
   }
   const std::string prelude = zsh ? "autoload -U +X bashcompinit && bashcompinit\n" : std::string();

@@ -1,0 +1,77 @@
+#include "tensorbus/cli/bench_crew.h"
+
+#include <csignal>
+#include <filesystem>
+#include <gtest/gtest.h>
+
+#include "tests/testing/status_matchers.h"
+
+namespace tensorbus::cli {
+namespace {
+
+using testing::IsStatus;
+using namespace std::chrono_literals;
+
+CrewSpec Shell(const std::string& script, bool speaks = false) {
+  return {.name = "shell", .argv = {"/bin/sh", "-c", script}, .speaks = speaks};
+}
+
+TimePoint In(Nanos timeout) {
+  return Clock::Real().Now() + timeout;
+}
+
+TEST(BenchCrew, NamesAProcessThatEnds) {
+  ASSERT_OK_AND_ASSIGN(Crew crew, Crew::Create());
+  ASSERT_OK(crew.Start(Shell("exit 7")).status());
+  const Status status = crew.Await([] { return false; }, In(20s), "nothing");
+  EXPECT_THAT(status, IsStatus(Code::kUnavailable, Reason::kPeerLost));
+  EXPECT_EQ(status.message(), "shell ended with status 7");
+}
+
+TEST(BenchCrew, NamesWhoDoesNotAnswer) {
+  ASSERT_OK_AND_ASSIGN(Crew crew, Crew::Create());
+  // The trailing words --fd N are the script's arguments.
+  ASSERT_OK_AND_ASSIGN(const Crew::Member member, crew.Start(Shell("exec sleep 100", true)));
+  const auto replies =
+      crew.Ask(std::span(&member, 1), {.command = BenchCommand::kHello}, In(50ms), "setting up");
+  EXPECT_THAT(replies.status(), IsStatus(Code::kDeadlineExceeded, Reason::kNone));
+  EXPECT_EQ(replies.status().message(), "no answer in time from shell (setting up)");
+}
+
+TEST(BenchCrew, EndsItsProcessesAndRemovesItsFolder) {
+  std::string folder;
+  pid_t pid = 0;
+  {
+    ASSERT_OK_AND_ASSIGN(Crew crew, Crew::Create());
+    folder = crew.folder();
+    // Deaf to SIGTERM would take seconds; this one hears it.
+    ASSERT_OK_AND_ASSIGN(const Crew::Member member, crew.Start(Shell("exec sleep 100")));
+    pid = crew.pid(member);
+    EXPECT_TRUE(std::filesystem::exists(folder));
+  }
+  EXPECT_FALSE(std::filesystem::exists(folder));
+  EXPECT_EQ(::kill(pid, 0), -1);
+}
+
+TEST(BenchCrew, SignalsComeBackAsCancelled) {
+  ASSERT_OK_AND_ASSIGN(Crew crew, Crew::Create());
+  ASSERT_OK(crew.Start(Shell("exec sleep 100")).status());
+  ::raise(SIGINT);
+  EXPECT_THAT(crew.Await([] { return false; }, In(20s), "nothing"),
+              IsStatus(Code::kCancelled, Reason::kCancelled));
+}
+
+TEST(BenchCrew, KeepsTheLastWords) {
+  ASSERT_OK_AND_ASSIGN(Crew crew, Crew::Create());
+  ASSERT_OK(crew.Start(Shell("echo farewell >&2; exit 1")).status());
+  EXPECT_FALSE(crew.Await([] { return false; }, In(20s), "nothing").ok());
+  EXPECT_EQ(crew.LogTails(), "  [shell] farewell\n");
+}
+
+TEST(BenchCrew, ProgramsThatAreNotThereAreNamed) {
+  EXPECT_THAT(FindProgram("tensorbus-no-such-program").status(),
+              IsStatus(Code::kNotFound, Reason::kNone));
+}
+
+}  // namespace
+}  // namespace tensorbus::cli
