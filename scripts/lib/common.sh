@@ -25,8 +25,10 @@ step() {
   log=$TB_ROOT/build/logs/$(tr -c 'a-zA-Z0-9\n' '-' <<<"$title").log
   mkdir -p "$(dirname "$log")"
   say "$title"
-  "$@" >"$log" 2>&1 </dev/null &
+  # Without the set-up's lock (descriptor 8): a build that outlives a killed set-up must not hold it.
+  "$@" >"$log" 2>&1 </dev/null 8>&- &
   pid=$!
+  trap 'kill "$pid" 2>/dev/null; exit 143' TERM INT
   while kill -0 "$pid" 2>/dev/null; do
     sleep 0.1
     # A sign of life every 20 seconds: the last line of the log, which for a build is its [done/total].
@@ -37,8 +39,10 @@ step() {
   done
   if ! wait "$pid"; then
     tail -n 60 "$log" >&2
+    trap - TERM INT
     die "$title failed after $((SECONDS - began)) s (all of it: $log)"
   fi
+  trap - TERM INT
   note "done in $((SECONDS - began)) s"
 }
 
