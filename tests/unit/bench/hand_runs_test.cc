@@ -33,16 +33,24 @@ void CopyAndCheck(const cli::Workload& workload) {
   }
 }
 
+/// A workload of the table, its first dimensions divided by 64.
+auto Scaled(const char* name) {
+  cli::WorkloadChoice choice;
+  choice.name = name;
+  choice.scale = 64;
+  return cli::ChooseWorkloads(choice);
+}
+
 TEST(HandRuns, CoverEveryWorkloadOfTheTable) {
   for (const char* name : {"large", "small", "replicas", "uneven"}) {
     SCOPED_TRACE(name);
-    ASSERT_OK_AND_ASSIGN(const auto workloads, cli::ChooseWorkloads({.name = name, .scale = 64}));
+    ASSERT_OK_AND_ASSIGN(const auto workloads, Scaled(name));
     CopyAndCheck(workloads.front());
   }
 }
 
 TEST(HandRuns, AreAsLongAsTheyCanBe) {
-  ASSERT_OK_AND_ASSIGN(const auto large, cli::ChooseWorkloads({.name = "large", .scale = 64}));
+  ASSERT_OK_AND_ASSIGN(const auto large, Scaled("large"));
   ASSERT_OK_AND_ASSIGN(const auto runs, RunsOf(large[0].source, large[0].target, 0));
   // 64 rows of 8 tensors, each row's half: what a column cut leaves.
   EXPECT_EQ(runs.size(), 8U * 64);

@@ -64,7 +64,7 @@ TEST(ValidateRegistration, RefusesEachFaultByName) {
               IsStatus(Code::kInvalidArgument, Reason::kMalformed));
   EXPECT_THAT(fault([](Registration& r) { r.pieces[1].strides[0] = ~std::uint64_t{0} / 2; }),
               IsStatus(Code::kInvalidArgument, Reason::kMalformed));
-  EXPECT_THAT(fault([](Registration& r) { r.tensors[1].name = "q"; }),
+  EXPECT_THAT(fault([](Registration& r) { r.tensors[1].name = r.tensors[0].name; }),
               IsStatus(Code::kInvalidArgument, Reason::kMalformed));
   const Status status = fault([](Registration& r) {
     r.pieces[1] = r.pieces[0];
