@@ -144,7 +144,9 @@ void Core::GetVersions(const proto::VersionsRequest& request, Done<proto::Versio
   if (!request.channel().empty() && !channels_.contains(request.channel())) {
     return done(FindChannel(request.channel()).status());
   }
-  for (const auto& [name, channel] : channels_) {
+  for (const auto& entry : channels_) {
+    const Channel& channel = entry.second;
+    const std::string& name = channel.name;
     if (!request.channel().empty() && request.channel() != name) continue;
     const auto add = [&](Version version, std::string_view state, bool snapshot,
                          std::size_t published, TimePoint since) {
@@ -232,7 +234,8 @@ void Core::Explain(const proto::ExplainRequest& request, Done<proto::ExplainRepl
   };
   EachHolder(*channel.producer.layout, request.tensor(),
              [&](const RankBoxes& rank) { add(channel.producer.job, 0, rank); });
-  for (const auto& [key, replica] : channel.replicas) {
+  for (const auto& entry : channel.replicas) {
+    const Replica& replica = entry.second;
     if (!replica.complete()) continue;
     EachHolder(*replica.layout, request.tensor(),
                [&](const RankBoxes& rank) { add(replica.job, replica.replica, rank); });

@@ -1,17 +1,30 @@
 """tensorbusctl against a real daemon and agent in a temporary runtime folder."""
 
+import concurrent.futures
 import json
 import os
 import pathlib
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 
 import pytest
 
-BIN = pathlib.Path(os.environ.get("TENSORBUS_BIN_DIR", "build/dev/bin")).resolve()
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def bin_folder():
+    """$TENSORBUS_BIN_DIR, else the environment's own programs, else a build's."""
+    folders = [pathlib.Path(sys.executable).parent, *sorted(ROOT.glob("build/*/bin"))]
+    if "TENSORBUS_BIN_DIR" in os.environ:
+        folders = [pathlib.Path(os.environ["TENSORBUS_BIN_DIR"]).resolve()]
+    return next((folder for folder in folders if (folder / "tensorbusctl").exists()), folders[0])
+
+
+BIN = bin_folder()
 CTL = BIN / "tensorbusctl"
 PATIENCE_S = 60.0
 
@@ -189,3 +202,102 @@ def test_daemon_refuses_what_is_not_safe(runtime):
     open_folder.mkdir()
     open_folder.chmod(0o777)
     assert "others may write" in refused("--listen", f"unix:{open_folder}/d.sock")
+
+
+@pytest.fixture
+def bus(runtime):
+    """A running bus with a trainer of one rank and an engine of two; everything in this process."""
+    tensorbus = pytest.importorskip("tensorbus")
+    if not hasattr(tensorbus, "connect"):
+        pytest.skip("the Python package is not built")
+    numpy = pytest.importorskip("numpy")
+    ctl("up", "--timeout", "40")
+    clients = []
+
+    def join(job, role, rank, count, rows):
+        client = tensorbus.connect("policy", job, role=role, rank=rank, rank_count=count,
+                                   agent=runtime / "agent.sock", timeout_s=30)
+        clients.append(client)
+        arena = tensorbus.Arena(1 << 16)
+        weights = arena.array((rows[1] - rows[0], 4), "float32")
+        holding = tensorbus.Holding()
+        holding.add("w", weights, shape=(8, 4), box=[rows, (0, 4)])
+        client.attach(arena)
+        client.register(holding, **({"flip": "shadow"} if role == "consumer" else {}))
+        return client, weights
+
+    trainer = join("trainer", "producer", 0, 1, (0, 8))
+    engine = [join("engine", "consumer", rank, 2, rows) for rank, rows in enumerate([(0, 3), (3, 8)])]
+
+    def step(version, **options):
+        trainer[0].before_write(timeout_s=30)
+        trainer[1][...] = numpy.arange(32, dtype="float32").reshape(8, 4) * version
+        trainer[0].publish(version, **options).wait(timeout_s=30)
+
+    def sync(which="latest"):
+        # A rank answers the agent while it waits, so all must wait at the same time.
+        with concurrent.futures.ThreadPoolExecutor(len(engine)) as threads:
+            waits = [threads.submit(client.update(which, timeout_s=30).wait, timeout_s=30) for client, _ in engine]
+            for wait in waits:
+                wait.result()
+        return [float(weights[0, 1]) for _, weights in engine]
+
+    yield step, sync, engine
+    for client in clients:
+        client.close()
+
+
+def test_a_bus_at_work(bus, runtime):
+    step, sync, engine = bus
+    step(3)
+    assert sync() == [3.0, 39.0]
+    status = ctl_json("status")
+    (channel,) = status["channels"]
+    assert channel["latest_version"] == 3 and channel["replicas"][0]["live_version"] == 3
+    assert channel["replicas"][0]["state"] == "idle" and channel["replicas"][0]["flip"] == "shadow"
+    assert status["sessions"][-1]["state"] == "done" and status["sessions"][-1]["bytes"] == 128
+    (version,) = ctl_json("versions")["versions"]
+    assert version["state"] == "readable" and version["live_at"] == ["engine replica 0"]
+    explained = ctl_json("explain", "w")
+    assert explained["shape"] == [8, 4] and sum(route["bytes"] for route in explained["routes"]) == 128
+    assert "nearest names" not in ctl("explain", "zzzzzz", expect=1).stderr
+    verified = ctl_json("verify")
+    assert verified["equal"] and verified["holders"] == 3 and list(verified["digests"]) == ["w"]
+    trace = runtime / "trace.json"
+    ctl("trace", "--out", str(trace))
+    names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"move", "flip", "copy"} <= names
+
+
+def test_verify_names_rank_tensor_and_box(bus):
+    step, sync, engine = bus
+    step(1)
+    sync()
+    engine[1][1][2, 2] += 1
+    verified = ctl_json("verify", expect=1)
+    assert not verified["equal"]
+    (fault,) = verified["faults"]
+    assert fault["tensor"] == "w" and fault["box"] == [[3, 8], [0, 4]]
+    assert fault["holder"] == "policy/engine replica 0 rank 1 of 2"
+
+
+def test_who_is_missing_names_the_rank_that_has_not_asked(bus):
+    step, sync, engine = bus
+    step(1)
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        first = thread.submit(engine[0][0].update("latest", timeout_s=30).wait, timeout_s=30)
+        until(lambda: ctl_json("who-is-missing")["missing"])
+        (missing,) = ctl_json("who-is-missing")["missing"]
+        assert missing["who"].startswith("policy/engine replica 0 rank 1 of 2")
+        engine[1][0].update("latest", timeout_s=30).wait(timeout_s=30)
+        first.result()
+
+
+def test_rollback_brings_a_kept_version_back(bus):
+    step, sync, engine = bus
+    for version in (1, 2):
+        step(version, policy="snapshot", keep_last=2)
+    assert sync() == [2.0, 26.0]
+    assert ctl_json("rollback", "--to", "1") == {"version": 1, "replicas": 1}
+    assert sync() == [1.0, 13.0]
+    assert "kept: 1, 2" in ctl_json("rollback", "--to", "7", expect=1)["error"]["message"]
