@@ -55,7 +55,7 @@ TEST(HandRuns, AreAsLongAsTheyCanBe) {
   // 64 rows of 8 tensors, each row's half: what a column cut leaves.
   EXPECT_EQ(runs.size(), 8U * 64);
   EXPECT_EQ(runs.front().bytes, 4096U);
-  ASSERT_OK_AND_ASSIGN(const auto whole, cli::ChooseWorkloads({.name = "replicas", .scale = 64}));
+  ASSERT_OK_AND_ASSIGN(const auto whole, Scaled("replicas"));
   ASSERT_OK_AND_ASSIGN(const auto one, RunsOf(whole[0].source, whole[0].target, 0));
   // Both arenas are laid out alike.
   EXPECT_EQ(one.size(), 1U);
