@@ -180,9 +180,7 @@ void WorkerServer::Run() {
       if (found == connections_.end()) continue;  // dropped by an earlier event of this round
       Connection& connection = *found->second;
       if ((token & 1) != 0) {
-        const ConnectionId id = connection.id;
-        Read(connection);  // what it said before it ended still counts
-        if (connections_.contains(id.value)) Drop(id, WhyEnded(connection, {}));
+        ProcessEnded(connection);
         continue;
       }
       if ((event.events & (EPOLLOUT | EPOLLERR)) != 0) Flush(connection);
@@ -272,6 +270,7 @@ void WorkerServer::Admit(UniqueFd socket) {
   connection->peer = *peer;
   connection->socket = std::move(socket);
   connection->pidfd = OpenPidfd(peer->pid);
+  const bool gone = !connection->pidfd.valid() && errno == ESRCH;
   connection->deadline = std::chrono::steady_clock::now() + options_.hello_timeout;
   epoll_event event = {};
   event.data.u64 = SocketToken(connection->id);
@@ -287,6 +286,13 @@ void WorkerServer::Admit(UniqueFd socket) {
     if (!shared->stopped.load()) shared->handler.on_open(id, process);
   });
   Watch(kept);
+  if (gone) ProcessEnded(kept);  // before we could watch it; its socket may live on in a child
+}
+
+void WorkerServer::ProcessEnded(Connection& connection) {
+  const ConnectionId id = connection.id;
+  Read(connection);  // what it said before it ended still counts
+  if (connections_.contains(id.value)) Drop(id, WhyEnded(connection, {}));
 }
 
 void WorkerServer::Read(Connection& connection) {

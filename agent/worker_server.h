@@ -81,6 +81,7 @@ class WorkerServer {
   void TakeOrders();
   void Accept();
   void Admit(UniqueFd socket);
+  void ProcessEnded(Connection& connection);
   void Read(Connection& connection);
   void Deliver(Connection& connection, wire::Frame frame);
   void Flush(Connection& connection);
