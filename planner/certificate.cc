@@ -7,6 +7,7 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "planner/relay_certificate.h"
 #include "planner/tiling.h"
 
 namespace tensorbus::planner {
@@ -46,6 +47,7 @@ class Checker {
       first = last;
     }
     TB_RETURN_IF_ERROR(CheckRoutes());
+    TB_RETURN_IF_ERROR(CheckRelays(target_, plan_));
     certificate_.op_count = plan_.ops.size();
     return certificate_;
   }
@@ -55,8 +57,8 @@ class Checker {
     const std::string name = op.tensor < target.tensors.size()
                                  ? fmt::format("'{}'", target.tensors[op.tensor].spec.name)
                                  : fmt::format("number {}", op.tensor);
-    return fmt::format("tensor {}: op from source {} to target {}, box {}", name, op.source,
-                       op.target, op.box.ToString());
+    return fmt::format("tensor {}: op from {} {} to target {}, box {}", name,
+                       op.relayed ? "target" : "source", op.source, op.target, op.box.ToString());
   }
 
   /// Numbers in range and ops in their fixed order, without which nothing else can be looked up.
@@ -65,12 +67,16 @@ class Checker {
     for (const CopyOp& op : plan_.ops) {
       if (op.tensor >= target_.tensors.size())
         return Fault(Describe(op, target_) + ": no such tensor");
-      if (op.source >= source_.rank_count || op.target >= target_.rank_count)
+      const std::uint32_t sender_count = op.relayed ? target_.rank_count : source_.rank_count;
+      if (op.source >= sender_count || op.target >= target_.rank_count)
         return Fault(Describe(op, target_) + ": no such rank");
       if (previous != nullptr) {
-        const auto before = std::tie(previous->target, previous->source, previous->tensor);
-        const auto now = std::tie(op.target, op.source, op.tensor);
-        if (before > now || (before == now && previous->box >= op.box))
+        const auto before = std::tie(previous->target, previous->relayed, previous->source);
+        const auto now = std::tie(op.target, op.relayed, op.source);
+        // A pair's relayed routes follow each other, each in order: CheckRoutes() looks at these.
+        const bool in_order = op.relayed || std::tie(previous->tensor, previous->box) <
+                                                std::tie(op.tensor, op.box);
+        if (before > now || (before == now && !in_order))
           return Fault(Describe(op, target_) + ": out of order or repeated");
       }
       previous = &op;
@@ -124,7 +130,8 @@ class Checker {
     const bool same =
         !known.empty() && known.size() == ops.size() &&
         std::equal(ops.begin(), ops.end(), known.begin(), [](const CopyOp* a, const CopyOp* b) {
-          return a->source == b->source && a->local == b->local && a->box == b->box;
+          return a->source == b->source && a->local == b->local && a->relayed == b->relayed &&
+                 a->box == b->box;
         });
     if (!same) {
       TB_RETURN_IF_ERROR(CheckGeometry(wanted, source_.HoldingOf(held), rank, needed, ops));
@@ -163,6 +170,10 @@ class Checker {
       return Fault(fmt::format("{}: empty or out of bounds of shape {}", Describe(op, target_),
                                wanted.spec.shape.ToString()));
     }
+    if (op.relayed) {
+      if (!op.local) return {};  // that the sender has it by then is for CheckRelays()
+      return Fault(Describe(op, target_) + ": called local, but it is passed on");
+    }
     const RankBoxes* boxes = Find(held, op.source);
     const bool holds =
         boxes != nullptr && std::any_of(boxes->boxes.begin(), boxes->boxes.end(),
@@ -180,11 +191,19 @@ class Checker {
   /// The route table says the same as the ops, and no rank is asked to do two things in a round.
   Status CheckRoutes() const {
     std::uint64_t next = 0;
-    std::set<std::pair<std::uint32_t, std::uint32_t>> sending;    // source and round
-    std::set<std::pair<std::uint32_t, std::uint32_t>> receiving;  // target and round
+    std::set<std::tuple<bool, std::uint32_t, std::uint32_t>> sending;  // relayed, rank and round
+    std::set<std::pair<std::uint32_t, std::uint32_t>> receiving;       // target and round
+    const Route* previous = nullptr;
     for (const Route& route : plan_.routes) {
+      const auto key = [](const Route& r) {
+        return std::tuple(r.target, r.relayed, r.source, r.round);
+      };
       const std::string name =
-          fmt::format("route from source {} to target {}", route.source, route.target);
+          fmt::format("route from {} {} to target {}", route.relayed ? "target" : "source",
+                      route.source, route.target);
+      if (previous != nullptr && key(*previous) >= key(route))
+        return Fault(name + ": out of order or repeated");
+      previous = &route;
       if (route.first_op != next || route.op_count == 0 ||
           route.op_count > plan_.ops.size() - next) {
         return Fault(name + ": its ops do not follow those of the route before it");
@@ -192,14 +211,22 @@ class Checker {
       std::uint64_t bytes = 0;
       for (; next < route.first_op + route.op_count; ++next) {
         const CopyOp& op = plan_.ops[next];
-        if (op.source != route.source || op.target != route.target || op.local != route.local)
+        if (op.source != route.source || op.target != route.target || op.local != route.local ||
+            op.relayed != route.relayed) {
           return Fault(name + ": holds an op of another route");
+        }
+        const CopyOp* before = next == route.first_op ? nullptr : &op - 1;
+        if (before != nullptr &&
+            std::tie(before->tensor, before->box) >= std::tie(op.tensor, op.box)) {
+          return Fault(name + ": its ops are out of order");
+        }
         bytes += op.box.volume() * ItemBytes(target_.tensors[op.tensor].spec.dtype);
       }
       if (bytes != route.bytes)
         return Fault(fmt::format("{}: {} bytes, its ops have {}", name, route.bytes, bytes));
       if (route.local) continue;
-      if (route.round >= plan_.round_count || !sending.emplace(route.source, route.round).second ||
+      if (route.round >= plan_.round_count ||
+          !sending.emplace(route.relayed, route.source, route.round).second ||
           !receiving.emplace(route.target, route.round).second) {
         return Fault(
             fmt::format("{}: round {} of {} is taken", name, route.round, plan_.round_count));

@@ -13,8 +13,9 @@ struct Certificate {
   std::uint64_t op_count = 0;  ///< ops checked
 };
 
-/// Checks that every byte of every target box is written exactly once, from a rank that holds it,
-/// in bounds. Shares no code with BuildPlan(). The error names the first fault: tensor, ranks, box.
+/// Checks that every byte of every target box is written exactly once, in bounds, from a source
+/// rank that holds it or from a target rank that received all of it in lower rounds. Shares no code
+/// with BuildPlan(). The error names the first fault: tensor, ranks, box.
 Result<Certificate> CheckPlan(const JobLayout& source, const JobLayout& target,
                               const Topology& topology, const Plan& plan);
 

@@ -115,7 +115,7 @@ class Dealer {
       Box box = need.cell->box;
       if (rule.dim >= 0) box[rule.dim] = {box[rule.dim].lo + lo, box[rule.dim].lo + hi};
       tensor_class->transfers.push_back(
-          {need.target, supply_.holders[holder_], false, box, first, last});
+          {need.target, supply_.holders[holder_], false, box, first, last, 0});
     };
     if (from.instance == to.instance) {
       add(from.instance, from.instance + 1, from.slice, to.slice);
@@ -180,8 +180,8 @@ class Chooser {
         std::uint32_t set = all;
         if (!places_.trivial()) {
           if (const auto local = places_.LocalHolder(cell.holders, target)) {
-            c.transfers.push_back(
-                {target, *local, true, cell.box, 0, static_cast<std::uint32_t>(c.tensors.size())});
+            const auto count = static_cast<std::uint32_t>(c.tensors.size());
+            c.transfers.push_back({target, *local, true, cell.box, 0, count, 0});
             continue;
           }
           set = sets_.Intern(places_.Nearest(cell.holders, target));
@@ -224,10 +224,10 @@ void AddBox(Hasher& hasher, const Box& box) {
 
 /// Hashes what every agent must agree on: names, shapes, and who sends which box to whom.
 Hash128 DigestOf(const JobLayout& source, const JobLayout& target,
-                 std::span<const TensorClass> classes) {
-  constexpr std::uint32_t kPlanFormat = 1;
+                 std::span<const TensorClass> classes, const PlanOptions& options) {
+  const std::uint32_t plan_format = options.relays ? 2 : 1;
   Hasher hasher;
-  hasher.AddU32(kPlanFormat);
+  hasher.AddU32(plan_format);
   hasher.AddU32(source.rank_count);
   hasher.AddU32(target.rank_count);
   hasher.AddU64(classes.size());
@@ -247,6 +247,7 @@ Hash128 DigestOf(const JobLayout& source, const JobLayout& target,
       hasher.AddU8(transfer.local ? 1 : 0);
       hasher.AddU32(transfer.first);
       hasher.AddU32(transfer.last);
+      if (options.relays) hasher.AddU32(transfer.hop);
       AddBox(hasher, transfer.box);
     }
   }
@@ -256,13 +257,17 @@ Hash128 DigestOf(const JobLayout& source, const JobLayout& target,
 }  // namespace
 
 Result<ClassPlan> BuildClassPlan(const JobLayout& source, const JobLayout& target,
-                                 const Topology& topology, PlanFault* fault) {
+                                 const Topology& topology, PlanFault* fault,
+                                 const PlanOptions& options) {
+  if (options.relays) {
+    return Status(Code::kUnimplemented, "relays: not planned yet", Reason::kUnsupported);
+  }
   TB_ASSIGN_OR_RETURN(const TopologyIndex places,
                       TopologyIndex::Create(topology, source.rank_count, target.rank_count));
   ClassPlan plan;
   TB_ASSIGN_OR_RETURN(plan.classes, Classify(source, target, fault));
   TB_RETURN_IF_ERROR(Chooser(source, target, places, &plan.classes).Run(fault));
-  plan.digest = DigestOf(source, target, plan.classes);
+  plan.digest = DigestOf(source, target, plan.classes, options);
   return plan;
 }
 

@@ -12,11 +12,12 @@ namespace tensorbus::planner {
 /// A copy that happens for a run of tensors of one class.
 struct Transfer {
   std::uint32_t target = 0;
-  std::uint32_t source = 0;
+  std::uint32_t source = 0;  ///< source rank; beyond hop 0 a target rank that has the box by then
   bool local = false;
   Box box;
   std::uint32_t first = 0;  ///< places in TensorClass::tensors: [first, last)
   std::uint32_t last = 0;
+  std::uint32_t hop = 0;  ///< how often the bytes were passed on before
 };
 
 /// Tensors of one shape and dtype that both sides hold alike.
@@ -26,7 +27,7 @@ struct TensorClass {
   std::uint32_t source_holding = 0;
   std::uint32_t target_holding = 0;
   std::vector<std::uint32_t> tensors;  ///< target tensors, ascending
-  std::vector<Transfer> transfers;     ///< ordered by target, source, box, first
+  std::vector<Transfer> transfers;     ///< ordered by target, hop, source, box, first
 };
 
 /// The plan before it is written out per tensor: small whatever the number of tensors.
@@ -53,7 +54,8 @@ Result<std::vector<Cell>> CellsOf(const Holding& source, const Holding& target, 
 
 /// Chooses holders and cuts where balance wants it. Errors as BuildPlan().
 Result<ClassPlan> BuildClassPlan(const JobLayout& source, const JobLayout& target,
-                                 const Topology& topology, PlanFault* fault);
+                                 const Topology& topology, PlanFault* fault,
+                                 const PlanOptions& options);
 
 /// Everything that must be sent point to point, by holders, whatever the nodes: what the bound of
 /// the busiest source is computed from.

@@ -54,9 +54,11 @@ Result<PlanFigures> FiguresOf(const JobLayout& source, const JobLayout& target,
       continue;
     }
     figures.recv_bytes[route.target] += route.bytes;
-    figures.send_bytes[route.source] += route.bytes;
+    (route.relayed ? figures.relay_bytes : figures.send_bytes)[route.source] += route.bytes;
     const std::size_t node = target_node[route.target];
-    const bool from_inside = node < topology.nodes.size() && source_node[route.source] == node;
+    const bool from_inside =
+        node < topology.nodes.size() &&
+        (route.relayed ? target_node : source_node)[route.source] == node;
     if (node < topology.nodes.size() && !from_inside) figures.node_in_bytes[node] += route.bytes;
   }
   const std::uint64_t busiest =

@@ -9,9 +9,17 @@
 namespace tensorbus::planner {
 namespace {
 
-std::uint64_t RouteKey(std::uint32_t target, std::uint32_t source) {
-  return std::uint64_t{target} << 32 | source;
-}
+/// Tells routes apart, in their order in the plan.
+struct RouteKey {
+  std::uint32_t target;
+  bool relayed;
+  std::uint32_t source;
+  std::uint32_t hop;
+
+  explicit RouteKey(const Transfer& t)
+      : target(t.target), relayed(t.hop > 0), source(t.source), hop(t.hop) {}
+  auto operator<=>(const RouteKey&) const = default;
+};
 
 /// A transfer as it applies to one tensor: an op not yet written out.
 struct Entry {
@@ -40,7 +48,7 @@ class Materializer {
  private:
   void FindRoutes() {
     for (const TensorClass& c : classes_) {
-      for (const Transfer& t : c.transfers) keys_.push_back(RouteKey(t.target, t.source));
+      for (const Transfer& t : c.transfers) keys_.emplace_back(t);
     }
     std::sort(keys_.begin(), keys_.end());
     keys_.erase(std::unique(keys_.begin(), keys_.end()), keys_.end());
@@ -54,6 +62,7 @@ class Materializer {
         route.source = t.source;
         route.target = t.target;
         route.local = t.local;
+        route.relayed = t.hop > 0;
         route.op_count += t.last - t.first;
         route.bytes += t.box.volume() * ItemBytes(c.dtype) * (t.last - t.first);
       }
@@ -67,7 +76,7 @@ class Materializer {
   }
 
   std::uint32_t RouteOf(const Transfer& t) const {
-    const auto at = std::lower_bound(keys_.begin(), keys_.end(), RouteKey(t.target, t.source));
+    const auto at = std::lower_bound(keys_.begin(), keys_.end(), RouteKey(t));
     return static_cast<std::uint32_t>(at - keys_.begin());
   }
 
@@ -112,28 +121,37 @@ class Materializer {
     plan_.ops.reserve(entries_.size());
     for (const Entry& entry : entries_) {
       const Transfer& t = *entry.transfer;
-      plan_.ops.push_back({entry.tensor, t.source, t.target, t.local, t.box});
+      plan_.ops.push_back({entry.tensor, t.source, t.target, t.local, t.hop > 0, t.box});
     }
   }
 
+  /// Hop by hop, so that what is passed on has arrived in an earlier round.
   void NumberRounds() {
+    std::uint32_t hops = 0;
+    for (const RouteKey& key : keys_) hops = std::max(hops, key.hop + 1);
+    for (std::uint32_t hop = 0; hop < hops; ++hop) NumberRoundsOf(hop);
+  }
+
+  void NumberRoundsOf(std::uint32_t hop) {
     std::vector<Traffic> traffic;
     std::vector<Route*> sent;
-    for (Route& route : plan_.routes) {
-      if (route.local) continue;
+    for (std::size_t r = 0; r < keys_.size(); ++r) {
+      Route& route = plan_.routes[r];
+      if (route.local || keys_[r].hop != hop) continue;
       traffic.push_back({route.source, route.target, route.bytes});
       sent.push_back(&route);
     }
     const std::vector<std::uint32_t> rounds = AssignRounds(traffic);
+    const std::uint32_t first = plan_.round_count;
     for (std::size_t i = 0; i < sent.size(); ++i) {
-      sent[i]->round = rounds[i];
-      plan_.round_count = std::max(plan_.round_count, rounds[i] + 1);
+      sent[i]->round = first + rounds[i];
+      plan_.round_count = std::max(plan_.round_count, sent[i]->round + 1);
     }
   }
 
   const std::vector<TensorClass>& classes_;
   std::vector<std::uint32_t> class_of_;             // by tensor
-  std::vector<std::uint64_t> keys_;                 // of the routes, ascending
+  std::vector<RouteKey> keys_;                      // of the routes, ascending
   std::vector<std::vector<std::uint32_t>> routes_;  // by class and transfer
   std::vector<Entry> entries_;
   Plan plan_;
@@ -142,8 +160,9 @@ class Materializer {
 }  // namespace
 
 Result<Plan> BuildPlan(const JobLayout& source, const JobLayout& target, const Topology& topology,
-                       PlanFault* fault) {
-  TB_ASSIGN_OR_RETURN(const ClassPlan classes, BuildClassPlan(source, target, topology, fault));
+                       PlanFault* fault, const PlanOptions& options) {
+  TB_ASSIGN_OR_RETURN(const ClassPlan classes,
+                      BuildClassPlan(source, target, topology, fault, options));
   Plan plan = Materializer(classes, target.tensors.size()).Run();
   plan.class_count = static_cast<std::uint32_t>(classes.classes.size());
   plan.digest = classes.digest;
@@ -151,13 +170,14 @@ Result<Plan> BuildPlan(const JobLayout& source, const JobLayout& target, const T
 }
 
 std::span<const CopyOp> RouteOps(const Plan& plan, std::uint32_t source, std::uint32_t target) {
-  const auto before = [](const CopyOp& op, const std::tuple<std::uint32_t, std::uint32_t>& key) {
-    return std::tuple(op.target, op.source) < key;
+  using Key = std::tuple<std::uint32_t, bool, std::uint32_t>;
+  const auto before = [](const CopyOp& op, const Key& key) {
+    return Key(op.target, op.relayed, op.source) < key;
   };
-  const auto first =
-      std::lower_bound(plan.ops.begin(), plan.ops.end(), std::tuple(target, source), before);
+  const Key key(target, false, source);
+  const auto first = std::lower_bound(plan.ops.begin(), plan.ops.end(), key, before);
   auto last = first;
-  while (last != plan.ops.end() && last->target == target && last->source == source) ++last;
+  while (last != plan.ops.end() && Key(last->target, last->relayed, last->source) == key) ++last;
   return {first, last};
 }
 

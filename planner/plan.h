@@ -40,14 +40,21 @@ struct PlanFigures {
   std::uint64_t round_count = 0;
 };
 
-/// All that goes from one source rank to one target rank.
+/// What to plan, beyond the layouts.
+struct PlanOptions {
+  /// Every byte leaves the sources once and enters each node once; targets pass on what they got.
+  bool relays = false;
+};
+
+/// What goes from one rank to one target rank in one round: all of it, unless it is relayed.
 struct Route {
-  std::uint32_t source = 0;
+  std::uint32_t source = 0;  ///< source rank; of a relayed route the target rank that passes it on
   std::uint32_t target = 0;
   std::uint64_t first_op = 0;  ///< its ops are [first_op, first_op + op_count) of Plan::ops
   std::uint64_t op_count = 0;
   std::uint64_t bytes = 0;
   bool local = false;       ///< both ranks are on one device
+  bool relayed = false;     ///< its ops pass on what `source` received in lower rounds
   std::uint32_t round = 0;  ///< when to send it; local routes are in no round and say 0
 
   friend bool operator==(const Route&, const Route&) = default;
@@ -56,10 +63,12 @@ struct Route {
 /// Who sends what to whom, for every rank. Immutable; same input, same plan, byte for byte,
 /// everywhere.
 struct Plan {
-  /// Ordered by target, then source, then tensor, then box: the ops of one route stand together.
+  /// Route by route, each ordered by tensor, then box.
   std::vector<CopyOp> ops;
-  /// Ordered by target, then source. In a round every rank sends to at most one and receives from
-  /// at most one.
+  /// Ordered by target, then first-hand before relayed, then source, then round; only relayed
+  /// routes share all but the round. In a round every rank sends to at most one and receives from
+  /// at most one. What a relayed route passes on arrived in lower rounds, so no wait can be
+  /// circular.
   std::vector<Route> routes;
   std::uint32_t round_count = 0;
   std::uint32_t class_count = 0;
@@ -83,9 +92,9 @@ struct PlanFault {
 /// kInvalidArgument for a topology that names ranks that are not there; kResourceExhausted for
 /// layouts whose boxes overlap in too many ways or that would move more than 2^62 bytes.
 Result<Plan> BuildPlan(const JobLayout& source, const JobLayout& target, const Topology& topology,
-                       PlanFault* fault = nullptr);
+                       PlanFault* fault = nullptr, const PlanOptions& options = {});
 
-/// The ops of one route, in stream order. Empty when the pair exchanges nothing.
+/// The ops of one first-hand route, in stream order. Empty when the pair exchanges nothing.
 std::span<const CopyOp> RouteOps(const Plan& plan, std::uint32_t source, std::uint32_t target);
 
 /// The figures of a plan made from these layouts. Errors as BuildPlan().

@@ -49,7 +49,7 @@ void Reroute(Plan& plan) {
     const bool same = !plan.routes.empty() && plan.routes.back().source == op.source &&
                       plan.routes.back().target == op.target;
     if (!same) {
-      plan.routes.push_back({op.source, op.target, i, 0, 0, op.local,
+      plan.routes.push_back({op.source, op.target, i, 0, 0, op.local, op.relayed,
                              static_cast<std::uint32_t>(plan.routes.size())});
     }
     ++plan.routes.back().op_count;

@@ -90,7 +90,8 @@ inline std::string ElementFault(const JobLayout& source, const JobLayout& target
           const Holding one{{{0, {op.box}}}};
           if (!Holds(one, 0, at)) continue;
           ++writes;
-          if (!Holds(*held, op.source, at)) fault = "from a rank that does not hold it";
+          const Holding& sender = op.relayed ? target.HoldingOf(wanted) : *held;
+          if (!Holds(sender, op.source, at)) fault = "from a rank that does not hold it";
         }
         const int wants = Holds(target.HoldingOf(wanted), rank, at) ? 1 : 0;
         if (writes != wants) fault = std::to_string(writes) + " writes";

@@ -1,0 +1,87 @@
+#include "planner/relay_certificate.h"
+
+#include <fmt/format.h>
+
+namespace tensorbus::planner {
+namespace {
+
+/// A box that one rank receives, and when.
+struct Arrival {
+  const Box* box;
+  std::uint32_t round;
+};
+
+/// What one target rank receives from other devices, by tensor.
+class Arrivals {
+ public:
+  Arrivals(const Plan& plan, std::span<const Route> routes, std::size_t tensor_count)
+      : starts_(tensor_count + 1) {
+    const auto for_each = [&](const auto& use) {
+      for (const Route& route : routes) {
+        if (route.local) continue;
+        for (std::uint64_t i = 0; i < route.op_count; ++i)
+          use(plan.ops[route.first_op + i], route.round);
+      }
+    };
+    for_each([&](const CopyOp& op, std::uint32_t) { ++starts_[op.tensor + 1]; });
+    for (std::size_t t = 0; t < tensor_count; ++t) starts_[t + 1] += starts_[t];
+    list_.resize(starts_.back());
+    std::vector<std::uint64_t> next(starts_.begin(), starts_.end() - 1);
+    for_each([&](const CopyOp& op, std::uint32_t round) {
+      list_[next[op.tensor]++] = {&op.box, round};
+    });
+  }
+
+  /// How many elements of `box` arrive in rounds below `round`.
+  std::uint64_t VolumeBefore(std::uint32_t tensor, const Box& box, std::uint64_t round) const {
+    std::uint64_t volume = 0;
+    for (std::uint64_t i = starts_[tensor]; i < starts_[tensor + 1]; ++i) {
+      if (list_[i].round >= round) continue;
+      if (const auto common = Intersect(*list_[i].box, box)) volume += common->volume();
+    }
+    return volume;
+  }
+
+ private:
+  std::vector<std::uint64_t> starts_;
+  std::vector<Arrival> list_;
+};
+
+Status Fault(const JobLayout& target, const CopyOp& op, std::uint32_t round,
+             const Arrivals& arrivals) {
+  const bool later =
+      arrivals.VolumeBefore(op.tensor, op.box, std::uint64_t{1} << 32) == op.box.volume();
+  const char* what = later ? "before all of it has arrived" : "but never receives all of it";
+  return {Code::kInternal,
+          fmt::format("tensor '{}': target {} passes box {} on to target {} in round {}, {}",
+                      target.tensors[op.tensor].spec.name, op.source, op.box.ToString(), op.target,
+                      round, what),
+          Reason::kPlanMismatch};
+}
+
+}  // namespace
+
+Status CheckRelays(const JobLayout& target, const Plan& plan) {
+  std::vector<std::vector<const Route*>> passed_on(target.rank_count);  // by rank that sends
+  std::vector<std::uint64_t> starts(target.rank_count + 1);             // of the routes into a rank
+  for (const Route& route : plan.routes) {
+    ++starts[route.target + 1];
+    if (route.relayed) passed_on[route.source].push_back(&route);
+  }
+  for (std::uint32_t rank = 0; rank < target.rank_count; ++rank) starts[rank + 1] += starts[rank];
+  for (std::uint32_t rank = 0; rank < target.rank_count; ++rank) {
+    if (passed_on[rank].empty()) continue;
+    const auto into =
+        std::span(plan.routes).subspan(starts[rank], starts[rank + 1] - starts[rank]);
+    const Arrivals arrivals(plan, into, target.tensors.size());
+    for (const Route* route : passed_on[rank]) {
+      for (const CopyOp& op : std::span(plan.ops).subspan(route->first_op, route->op_count)) {
+        if (arrivals.VolumeBefore(op.tensor, op.box, route->round) != op.box.volume())
+          return Fault(target, op, route->round, arrivals);
+      }
+    }
+  }
+  return {};
+}
+
+}  // namespace tensorbus::planner
