@@ -132,15 +132,17 @@ Result<std::vector<BoundRoute>> BindRoutes(const PieceIndex& pieces, const plann
                                            RouteSide side) {
   std::vector<std::int64_t> own_index(target.tensors.size(), -2);  // -2: not looked up yet
   std::map<std::uint32_t, BoundRoute> routes;
-  for (const CopyOp& op : plan.ops) {
-    if ((side == RouteSide::kSource ? op.source : op.target) != rank) continue;
-    const TensorSpec& spec = target.tensors[op.tensor].spec;
-    std::int64_t& index = own_index[op.tensor];
-    if (index == -2) index = pieces.TensorIndex(spec.name);
-    BoundRoute& route = routes[side == RouteSide::kSource ? op.target : op.source];
-    route.source_rank = op.source;
-    route.target_rank = op.target;
-    TB_RETURN_IF_ERROR(BindOp(pieces, spec, index, op, side, &route));
+  for (const planner::Route& planned : plan.routes) {
+    if ((side == RouteSide::kSource ? planned.source : planned.target) != rank) continue;
+    BoundRoute& route = routes[side == RouteSide::kSource ? planned.target : planned.source];
+    route.source_rank = planned.source;
+    route.target_rank = planned.target;
+    for (const CopyOp& op : planner::OpsOf(plan, planned)) {
+      const TensorSpec& spec = target.tensors[op.tensor].spec;
+      std::int64_t& index = own_index[op.tensor];
+      if (index == -2) index = pieces.TensorIndex(spec.name);
+      TB_RETURN_IF_ERROR(BindOp(pieces, spec, index, op, side, &route));
+    }
   }
   std::vector<BoundRoute> bound;
   bound.reserve(routes.size());

@@ -165,7 +165,7 @@ Status Session::CheckRoute(const TargetPart& part, const BoundRoute& route,
       const auto writer = std::find_if(sources_.begin(), sources_.end(), [&](const SourcePart& s) {
         return s.rank->identity.rank == route.source_rank;
       });
-      const CopyOp& op = planner::RouteOps(plan_->plan, route.source_rank, route.target_rank)[i];
+      const CopyOp op = planner::RouteOps(plan_->plan, route.source_rank, route.target_rank)[i];
       return WrittenDuringPublish(*writer->rank, spec_.version,
                                   plan_->target->tensors[op.tensor].spec.name + op.box.ToString());
     }
@@ -189,9 +189,7 @@ const std::vector<DigestSum>* Session::ReceiptOf(const BoundRoute& target_route)
 
 Status Session::BlockFault(const TargetPart& part, const BoundRoute& route,
                            std::size_t block) const {
-  const std::span<const CopyOp> ops =
-      planner::RouteOps(plan_->plan, route.source_rank, route.target_rank);
-  const CopyOp& op = ops[block];
+  const CopyOp op = planner::RouteOps(plan_->plan, route.source_rank, route.target_rank)[block];
   return {Code::kDataLoss,
           fmt::format("{}{} from {}/{} rank {} to {}: what arrived is not what was sent",
                       plan_->target->tensors[op.tensor].spec.name, op.box.ToString(), spec_.channel,

@@ -100,16 +100,19 @@ Result<std::vector<Run>> RunsOf(const JobLayout& source, const JobLayout& target
   const PieceIndex to(target, rank);
   std::map<std::uint32_t, PieceIndex> from;
   std::vector<Run> runs;
-  for (const CopyOp& op : plan.ops) {
-    if (op.target != rank) continue;
-    const TensorSpec& spec = target.tensors[op.tensor].spec;
-    const auto sender = from.try_emplace(op.source, source, op.source).first;
-    const ArenaPiece* source_piece = sender->second.Find(spec.name, op.box);
-    const ArenaPiece* target_piece = to.Find(spec.name, op.box);
-    if (source_piece == nullptr || target_piece == nullptr) {
-      return Status(Code::kInternal, "an op of '" + spec.name + "' lies in no single piece");
+  for (const planner::Route& route : plan.routes) {
+    if (route.target != rank) continue;
+    const PieceIndex& sender =
+        from.try_emplace(route.source, source, route.source).first->second;
+    for (const CopyOp& op : planner::OpsOf(plan, route)) {
+      const TensorSpec& spec = target.tensors[op.tensor].spec;
+      const ArenaPiece* source_piece = sender.Find(spec.name, op.box);
+      const ArenaPiece* target_piece = to.Find(spec.name, op.box);
+      if (source_piece == nullptr || target_piece == nullptr) {
+        return Status(Code::kInternal, "an op of '" + spec.name + "' lies in no single piece");
+      }
+      AddRuns(op.box, *source_piece, *target_piece, op.source, ItemBytes(spec.dtype), runs);
     }
-    AddRuns(op.box, *source_piece, *target_piece, op.source, ItemBytes(spec.dtype), runs);
   }
   std::sort(runs.begin(), runs.end(),
             [](const Run& a, const Run& b) { return a.target_offset < b.target_offset; });

@@ -1,10 +1,9 @@
 #include <algorithm>
 #include <fmt/format.h>
-#include <map>
+#include <optional>
 
 #include "planner/class_plan.h"
 #include "planner/regions.h"
-#include "planner/topology.h"
 
 namespace tensorbus::planner {
 namespace {
@@ -36,8 +35,12 @@ std::optional<Box> FirstUncovered(const Box& whole, std::span<const Box> parts) 
   return *std::min_element(left.begin(), left.end());
 }
 
-Status NoHolder(const Holding& source, const Region& needed, std::span<const Box> held,
+Status NoHolder(const Holding& source, const Region& needed, std::span<const Region> regions,
                 PlanFault* fault) {
+  std::vector<Box> held;
+  for (const Region& region : regions) {
+    if (Intersect(region.box, needed.box)) held.push_back(region.box);
+  }
   const Box missing = FirstUncovered(needed.box, held).value_or(needed.box);
   PlanFault details;
   details.rank = needed.ranks.front();
@@ -57,53 +60,80 @@ Status NoHolder(const Holding& source, const Region& needed, std::span<const Box
           Reason::kNoHolder};
 }
 
+/// Distinct boxes of a holding, or its regions, with their ranks as numbers of sets.
+struct NumberedRegions {
+  std::vector<Region> regions;
+  std::vector<std::uint32_t> sets;
+};
+
+/// Intersects class by class. Many classes share a holding, so what is known of one is kept.
+class Matcher {
+ public:
+  Matcher(const JobLayout& source, const JobLayout& target)
+      : source_(source),
+        target_(target),
+        held_(source.holdings.size()),
+        needed_(target.holdings.size()) {}
+
+  Result<LayoutMatch> Run(PlanFault* fault) && {
+    TB_ASSIGN_OR_RETURN(match_.classes, Classify(source_, target_, fault));
+    match_.cells.resize(match_.classes.size());
+    for (std::size_t c = 0; c < match_.classes.size(); ++c) {
+      const Status status = Overlay(match_.classes[c], &match_.cells[c], fault);
+      if (status.ok()) continue;
+      const std::string& name = target_.tensors[match_.classes[c].tensors.front()].spec.name;
+      if (fault != nullptr) fault->tensor = name;
+      return status.Annotate(fmt::format("tensor '{}'", name));
+    }
+    return std::move(match_);
+  }
+
+ private:
+  NumberedRegions Number(std::vector<Region> regions) {
+    NumberedRegions numbered{std::move(regions), {}};
+    for (const Region& region : numbered.regions)
+      numbered.sets.push_back(match_.rank_sets.Add(region.ranks));
+    return numbered;
+  }
+
+  Status Overlay(const TensorClass& c, std::vector<Cell>* cells, PlanFault* fault) {
+    std::optional<NumberedRegions>& held = held_[c.source_holding];
+    if (!held) {
+      TB_ASSIGN_OR_RETURN(std::vector<Region> regions,
+                          RegionsOf(source_.holdings[c.source_holding]));
+      held = Number(std::move(regions));
+    }
+    std::optional<NumberedRegions>& needed = needed_[c.target_holding];
+    if (!needed) needed = Number(DistinctBoxes(target_.holdings[c.target_holding]));
+    const RegionIndex index(held->regions);
+    for (std::size_t n = 0; n < needed->regions.size(); ++n) {
+      const Region& need = needed->regions[n];
+      std::uint64_t volume = 0;
+      const auto [first, last] = index.Candidates(need.box);
+      for (std::size_t r = first; r < last; ++r) {
+        const auto common = Intersect(held->regions[r].box, need.box);
+        if (!common) continue;
+        volume += common->volume();
+        cells->push_back({match_.boxes.Add(*common), held->sets[r], needed->sets[n]});
+      }
+      if (volume != need.box.volume())
+        return NoHolder(source_.holdings[c.source_holding], need, held->regions, fault);
+    }
+    return {};
+  }
+
+  const JobLayout& source_;
+  const JobLayout& target_;
+  std::vector<std::optional<NumberedRegions>> held_;    // by source holding
+  std::vector<std::optional<NumberedRegions>> needed_;  // by target holding
+  LayoutMatch match_;
+};
+
 }  // namespace
 
-Result<std::vector<Cell>> CellsOf(const Holding& source, const Holding& target, PlanFault* fault) {
-  TB_ASSIGN_OR_RETURN(const std::vector<Region> regions, RegionsOf(source));
-  const RegionIndex index(regions);
-  std::vector<Cell> cells;
-  for (const Region& needed : DistinctBoxes(target)) {
-    const std::size_t first_cell = cells.size();
-    std::uint64_t volume = 0;
-    const auto [first, last] = index.Candidates(needed.box);
-    for (std::size_t r = first; r < last; ++r) {
-      const auto common = Intersect(regions[r].box, needed.box);
-      if (!common) continue;
-      volume += common->volume();
-      cells.push_back({*common, regions[r].ranks, needed.ranks});
-    }
-    if (volume == needed.box.volume()) continue;
-    std::vector<Box> held;
-    for (std::size_t c = first_cell; c < cells.size(); ++c) held.push_back(cells[c].box);
-    return NoHolder(source, needed, held, fault);
-  }
-  return cells;
-}
-
-Result<std::vector<Supply>> SuppliesOf(const JobLayout& source, const JobLayout& target,
-                                       const Topology& topology) {
-  TB_ASSIGN_OR_RETURN(const TopologyIndex places,
-                      TopologyIndex::Create(topology, source.rank_count, target.rank_count));
-  TB_ASSIGN_OR_RETURN(const std::vector<TensorClass> classes, Classify(source, target, nullptr));
-  std::map<std::vector<std::uint32_t>, std::uint64_t> bytes;
-  for (const TensorClass& c : classes) {
-    TB_ASSIGN_OR_RETURN(
-        const std::vector<Cell> cells,
-        CellsOf(source.holdings[c.source_holding], target.holdings[c.target_holding], nullptr));
-    for (const Cell& cell : cells) {
-      std::uint64_t remote = cell.targets.size();
-      if (!places.trivial()) {
-        for (const std::uint32_t t : cell.targets)
-          remote -= places.LocalHolder(cell.holders, t) ? 1 : 0;
-      }
-      if (remote == 0) continue;
-      bytes[cell.holders] += cell.box.volume() * ItemBytes(c.dtype) * c.tensors.size() * remote;
-    }
-  }
-  std::vector<Supply> supplies;
-  for (auto& [holders, sum] : bytes) supplies.push_back({holders, sum});
-  return supplies;
+Result<LayoutMatch> MatchLayouts(const JobLayout& source, const JobLayout& target,
+                                 PlanFault* fault) {
+  return Matcher(source, target).Run(fault);
 }
 
 }  // namespace tensorbus::planner

@@ -1,10 +1,9 @@
+#include "planner/choose.h"
+
 #include <algorithm>
-#include <fmt/format.h>
-#include <map>
 #include <tuple>
 
-#include "planner/class_plan.h"
-#include "planner/topology.h"
+#include "planner/balance.h"
 
 namespace tensorbus::planner {
 namespace {
@@ -12,29 +11,12 @@ namespace {
 /// Parts that balance cuts off are multiples of about this size, so small boxes stay whole.
 constexpr std::uint64_t kCutBytes = 64 * 1024;
 
-/// Holder sets, numbered as they first appear.
-class HolderSets {
- public:
-  std::uint32_t Intern(const std::vector<std::uint32_t>& holders) {
-    const auto [at, is_new] =
-        numbers_.emplace(holders, static_cast<std::uint32_t>(supplies_.size()));
-    if (is_new) supplies_.push_back({holders, 0});
-    return at->second;
-  }
-  Supply& operator[](std::uint32_t set) { return supplies_[set]; }
-  std::span<const Supply> supplies() const { return supplies_; }
-
- private:
-  std::map<std::vector<std::uint32_t>, std::uint32_t> numbers_;
-  std::vector<Supply> supplies_;
-};
-
-/// All tensors of a class need `cell` at `target`; any of a holder set may send it.
+/// All tensors of a class need a box at `target`; any of a supply's holders may send it.
 struct Need {
-  std::uint32_t set = 0;
+  std::uint32_t supply = 0;
   std::uint32_t target = 0;
   std::uint32_t class_index = 0;
-  const Cell* cell = nullptr;
+  std::uint32_t box = 0;
 };
 
 /// How boxes of one need may be cut: along the largest dimension, in steps of whole slices.
@@ -67,24 +49,24 @@ struct Mark {
   std::uint64_t slice = 0;
 };
 
-/// Deals the needs of one holder set, in order, to its holders until each has its share.
-/// Consecutive needs go to one holder, so that few routes arise.
+/// Deals the needs of one supply, in order, to its holders until each has its share. Consecutive
+/// needs go to one holder, so that few routes arise.
 class Dealer {
  public:
-  Dealer(const Supply& supply, std::span<const std::uint64_t> shares) : supply_(supply) {
+  Dealer(const Supply& supply, std::span<const std::uint64_t> shares, ChosenTransfers* out)
+      : supply_(supply), out_(*out) {
     std::uint64_t sum = 0;
     for (const std::uint64_t share : shares) ends_.push_back(sum += share);
   }
 
-  void Deal(const Need& need, TensorClass* tensor_class) {
-    const Box& box = need.cell->box;
-    const std::uint64_t box_bytes = box.volume() * ItemBytes(tensor_class->dtype);
-    const auto count = static_cast<std::uint32_t>(tensor_class->tensors.size());
+  void Deal(const Need& need, const Box& box, const TensorClass& tensor_class) {
+    const std::uint64_t box_bytes = box.volume() * ItemBytes(tensor_class.dtype);
+    const auto count = static_cast<std::uint32_t>(tensor_class.tensors.size());
     const CutRule rule(box, box_bytes);
     Mark from;
     while (from.instance < count) {
       const Mark to = MarkAt(ends_[holder_], box_bytes, count, rule);
-      Emit(need, rule, from, to, tensor_class);
+      Emit(need, box, rule, from, to);
       if (to.instance >= count) break;
       from = to;
       ++holder_;
@@ -107,15 +89,18 @@ class Dealer {
     return {instance, slice};
   }
 
-  void Emit(const Need& need, const CutRule& rule, const Mark& from, const Mark& to,
-            TensorClass* tensor_class) const {
+  void Emit(const Need& need, const Box& box, const CutRule& rule, const Mark& from,
+            const Mark& to) {
     const auto add = [&](std::uint32_t first, std::uint32_t last, std::uint64_t lo,
                          std::uint64_t hi) {
       if (first >= last || lo >= hi) return;
-      Box box = need.cell->box;
-      if (rule.dim >= 0) box[rule.dim] = {box[rule.dim].lo + lo, box[rule.dim].lo + hi};
-      tensor_class->transfers.push_back(
-          {need.target, supply_.holders[holder_], false, box, first, last, 0});
+      Transfer transfer;
+      transfer.target = need.target;
+      transfer.source = supply_.holders[holder_];
+      transfer.box = hi - lo == rule.extent ? need.box : out_.Cut(box, rule.dim, lo, hi);
+      transfer.first = first;
+      transfer.last = last;
+      out_.by_class[need.class_index].push_back(transfer);
     };
     if (from.instance == to.instance) {
       add(from.instance, from.instance + 1, from.slice, to.slice);
@@ -128,6 +113,7 @@ class Dealer {
   }
 
   const Supply& supply_;
+  ChosenTransfers& out_;
   std::vector<std::uint64_t> ends_;  // running sums of the shares
   std::size_t holder_ = 0;
   std::uint64_t at_ = 0;  // bytes dealt with before the current need
@@ -136,139 +122,92 @@ class Dealer {
 /// Collects needs, finds local ones, and chooses holders for the rest.
 class Chooser {
  public:
-  Chooser(const JobLayout& source, const JobLayout& target, const TopologyIndex& places,
-          std::vector<TensorClass>* classes)
-      : source_(source), target_(target), places_(places), classes_(*classes) {}
+  Chooser(const LayoutMatch& match, const TopologyIndex& places, std::uint32_t source_count)
+      : match_(match), places_(places), source_count_(source_count) {}
 
-  Status Run(PlanFault* fault) {
-    cells_.reserve(classes_.size());
-    for (std::uint32_t c = 0; c < classes_.size(); ++c) TB_RETURN_IF_ERROR(Collect(c, fault));
+  Result<ChosenTransfers> Run() && {
+    out_.by_class.resize(match_.classes.size());
+    for (std::uint32_t c = 0; c < match_.classes.size(); ++c) TB_RETURN_IF_ERROR(Collect(c));
     std::stable_sort(needs_.begin(), needs_.end(), [](const Need& a, const Need& b) {
-      return std::tuple(a.set, a.target) < std::tuple(b.set, b.target);
+      return std::tuple(a.supply, a.target) < std::tuple(b.supply, b.target);
     });
-    const auto shares = Balance(sets_.supplies(), source_.rank_count);
+    out_.cuts_begin = static_cast<std::uint32_t>(match_.boxes.size());
+    const auto shares = Balance(supplies_, source_count_);
     for (std::size_t first = 0; first < needs_.size();) {
-      const std::uint32_t set = needs_[first].set;
-      Dealer dealer(sets_[set], shares[set]);
-      for (; first < needs_.size() && needs_[first].set == set; ++first)
-        dealer.Deal(needs_[first], &classes_[needs_[first].class_index]);
+      const std::uint32_t supply = needs_[first].supply;
+      Dealer dealer(supplies_[supply], shares[supply], &out_);
+      for (; first < needs_.size() && needs_[first].supply == supply; ++first) {
+        const Need& need = needs_[first];
+        dealer.Deal(need, match_.boxes[need.box], match_.classes[need.class_index]);
+      }
     }
-    for (TensorClass& c : classes_) {
-      std::sort(c.transfers.begin(), c.transfers.end(), [](const Transfer& a, const Transfer& b) {
-        return std::tie(a.target, a.source, a.box, a.first) <
-               std::tie(b.target, b.source, b.box, b.first);
-      });
-    }
-    return {};
+    return std::move(out_);
   }
 
  private:
-  Status Collect(std::uint32_t class_index, PlanFault* fault) {
-    TensorClass& c = classes_[class_index];
-    auto cells =
-        CellsOf(source_.holdings[c.source_holding], target_.holdings[c.target_holding], fault);
-    if (!cells.ok()) {
-      const std::string& name = target_.tensors[c.tensors.front()].spec.name;
-      if (fault != nullptr) fault->tensor = name;
-      return cells.status().Annotate(fmt::format("tensor '{}'", name));
-    }
-    cells_.push_back(std::move(*cells));
-    for (const Cell& cell : cells_.back()) {
-      const std::uint32_t all = sets_.Intern(cell.holders);
-      const std::uint64_t box_bytes = cell.box.volume() * ItemBytes(c.dtype);
-      for (const std::uint32_t target : cell.targets) {
-        std::uint32_t set = all;
+  Status Collect(std::uint32_t class_index) {
+    const TensorClass& c = match_.classes[class_index];
+    const auto count = static_cast<std::uint32_t>(c.tensors.size());
+    for (const Cell& cell : match_.cells[class_index]) {
+      const std::vector<std::uint32_t>& holders = match_.rank_sets[cell.holders];
+      const std::uint32_t all = SupplyOf(holders);
+      const std::uint64_t box_bytes = match_.boxes[cell.box].volume() * ItemBytes(c.dtype);
+      for (const std::uint32_t target : match_.rank_sets[cell.targets]) {
+        std::uint32_t supply = all;
         if (!places_.trivial()) {
-          if (const auto local = places_.LocalHolder(cell.holders, target)) {
-            const auto count = static_cast<std::uint32_t>(c.tensors.size());
-            c.transfers.push_back({target, *local, true, cell.box, 0, count, 0});
+          if (const auto local = places_.LocalHolder(holders, target)) {
+            out_.by_class[class_index].push_back({target, *local, cell.box, 0, count, 0, 0, true});
             continue;
           }
-          set = sets_.Intern(places_.Nearest(cell.holders, target));
+          supply = SupplyOf(places_.Nearest(holders, target));
         }
-        TB_RETURN_IF_ERROR(AddDemand(box_bytes, c.tensors.size(), set));
-        needs_.push_back({set, target, class_index, &cell});
+        TB_RETURN_IF_ERROR(AddDemand(box_bytes, count, supply));
+        needs_.push_back({supply, target, class_index, cell.box});
       }
     }
     return {};
   }
 
-  Status AddDemand(std::uint64_t box_bytes, std::uint64_t count, std::uint32_t set) {
+  /// Supplies are numbered as they first appear.
+  std::uint32_t SupplyOf(const std::vector<std::uint32_t>& holders) {
+    const std::uint32_t number = supply_numbers_.Add(holders);
+    if (number == supplies_.size()) supplies_.push_back({holders, 0});
+    return number;
+  }
+
+  Status AddDemand(std::uint64_t box_bytes, std::uint64_t count, std::uint32_t supply) {
     std::uint64_t bytes = 0;
     if (__builtin_mul_overflow(box_bytes, count, &bytes) || bytes > kMaxSupplyBytes - total_) {
       return {Code::kResourceExhausted, "the plan would move more than 2^62 bytes",
               Reason::kUnsupported};
     }
     total_ += bytes;
-    sets_[set].bytes += bytes;
+    supplies_[supply].bytes += bytes;
     return {};
   }
 
-  const JobLayout& source_;
-  const JobLayout& target_;
+  const LayoutMatch& match_;
   const TopologyIndex& places_;
-  std::vector<TensorClass>& classes_;
-  std::vector<std::vector<Cell>> cells_;  // by class; reserved, so that needs may point into it
-  HolderSets sets_;
+  std::uint32_t source_count_;
+  RankSets supply_numbers_;
+  std::vector<Supply> supplies_;
   std::vector<Need> needs_;
   std::uint64_t total_ = 0;
+  ChosenTransfers out_;
 };
-
-void AddBox(Hasher& hasher, const Box& box) {
-  hasher.AddU8(static_cast<std::uint8_t>(box.rank()));
-  for (const Range& range : box.ranges()) {
-    hasher.AddU64(range.lo);
-    hasher.AddU64(range.hi);
-  }
-}
-
-/// Hashes what every agent must agree on: names, shapes, and who sends which box to whom.
-Hash128 DigestOf(const JobLayout& source, const JobLayout& target,
-                 std::span<const TensorClass> classes, const PlanOptions& options) {
-  const std::uint32_t plan_format = options.relays ? 2 : 1;
-  Hasher hasher;
-  hasher.AddU32(plan_format);
-  hasher.AddU32(source.rank_count);
-  hasher.AddU32(target.rank_count);
-  hasher.AddU64(classes.size());
-  for (const TensorClass& c : classes) {
-    hasher.AddU8(static_cast<std::uint8_t>(c.dtype));
-    hasher.AddU8(static_cast<std::uint8_t>(c.shape.rank()));
-    for (const std::uint64_t dim : c.shape.dims()) hasher.AddU64(dim);
-    hasher.AddU64(c.tensors.size());
-    for (const std::uint32_t t : c.tensors) {
-      hasher.AddU32(t);
-      hasher.AddString(target.tensors[t].spec.name);
-    }
-    hasher.AddU64(c.transfers.size());
-    for (const Transfer& transfer : c.transfers) {
-      hasher.AddU32(transfer.target);
-      hasher.AddU32(transfer.source);
-      hasher.AddU8(transfer.local ? 1 : 0);
-      hasher.AddU32(transfer.first);
-      hasher.AddU32(transfer.last);
-      if (options.relays) hasher.AddU32(transfer.hop);
-      AddBox(hasher, transfer.box);
-    }
-  }
-  return hasher.Finish();
-}
 
 }  // namespace
 
-Result<ClassPlan> BuildClassPlan(const JobLayout& source, const JobLayout& target,
-                                 const Topology& topology, PlanFault* fault,
-                                 const PlanOptions& options) {
-  if (options.relays) {
-    return Status(Code::kUnimplemented, "relays: not planned yet", Reason::kUnsupported);
-  }
-  TB_ASSIGN_OR_RETURN(const TopologyIndex places,
-                      TopologyIndex::Create(topology, source.rank_count, target.rank_count));
-  ClassPlan plan;
-  TB_ASSIGN_OR_RETURN(plan.classes, Classify(source, target, fault));
-  TB_RETURN_IF_ERROR(Chooser(source, target, places, &plan.classes).Run(fault));
-  plan.digest = DigestOf(source, target, plan.classes, options);
-  return plan;
+std::uint32_t ChosenTransfers::Cut(const Box& box, int dim, std::uint64_t lo, std::uint64_t hi) {
+  Box part = box;
+  part[dim] = {box[dim].lo + lo, box[dim].lo + hi};
+  cuts.push_back(part);
+  return cuts_begin + static_cast<std::uint32_t>(cuts.size() - 1);
+}
+
+Result<ChosenTransfers> ChooseHolders(const LayoutMatch& match, const TopologyIndex& places,
+                                      std::uint32_t source_count) {
+  return Chooser(match, places, source_count).Run();
 }
 
 }  // namespace tensorbus::planner

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "planner/balance.h"
 #include "planner/class_plan.h"
 #include "planner/regions.h"
 #include "planner/topology.h"
@@ -23,6 +24,30 @@ Result<std::uint64_t> UniqueBytes(const JobLayout& target) {
   return bytes;
 }
 
+/// Everything that must be sent point to point, by holders, whatever the nodes: what the bound of
+/// the busiest source is computed from.
+std::vector<Supply> SuppliesOf(const LayoutMatch& match, const TopologyIndex& places) {
+  std::vector<std::uint64_t> bytes(match.rank_sets.size());
+  for (std::size_t c = 0; c < match.classes.size(); ++c) {
+    const TensorClass& tensor_class = match.classes[c];
+    const std::uint64_t scale = ItemBytes(tensor_class.dtype) * tensor_class.tensors.size();
+    for (const Cell& cell : match.cells[c]) {
+      const std::vector<std::uint32_t>& targets = match.rank_sets[cell.targets];
+      std::uint64_t remote = targets.size();
+      if (!places.trivial()) {
+        for (const std::uint32_t t : targets)
+          remote -= places.LocalHolder(match.rank_sets[cell.holders], t) ? 1 : 0;
+      }
+      bytes[cell.holders] += match.boxes[cell.box].volume() * scale * remote;
+    }
+  }
+  std::vector<Supply> supplies;
+  for (std::uint32_t set = 0; set < bytes.size(); ++set) {
+    if (bytes[set] != 0) supplies.push_back({match.rank_sets[set], bytes[set]});
+  }
+  return supplies;
+}
+
 /// By rank, the node it is on; each rank in none gets a number of its own after them.
 std::vector<std::size_t> NodesOf(const Topology& topology, std::uint32_t count,
                                  std::vector<std::uint32_t> Topology::Node::*side) {
@@ -38,7 +63,10 @@ std::vector<std::size_t> NodesOf(const Topology& topology, std::uint32_t count,
 
 Result<PlanFigures> FiguresOf(const JobLayout& source, const JobLayout& target,
                               const Topology& topology, const Plan& plan) {
-  TB_ASSIGN_OR_RETURN(const std::vector<Supply> supplies, SuppliesOf(source, target, topology));
+  TB_ASSIGN_OR_RETURN(const TopologyIndex places,
+                      TopologyIndex::Create(topology, source.rank_count, target.rank_count));
+  TB_ASSIGN_OR_RETURN(const LayoutMatch match, MatchLayouts(source, target, nullptr));
+  const std::vector<Supply> supplies = SuppliesOf(match, places);
   PlanFigures figures;
   TB_ASSIGN_OR_RETURN(figures.unique_bytes, UniqueBytes(target));
   figures.recv_bytes.assign(target.rank_count, 0);

@@ -9,30 +9,36 @@
 namespace tensorbus::planner {
 namespace {
 
-/// Finds source tensors by name. Both sides mostly name them in one order, so the one after the
-/// last hit is tried first and the map is only built when that fails.
+/// Finds source tensors by name. Both sides mostly name them in one order, one of them perhaps with
+/// a few more, so those after the last hit are tried before a map of all names is made.
 class NameIndex {
  public:
   explicit NameIndex(const JobLayout& layout) : tensors_(layout.tensors) {}
 
   /// Index of the tensor, or -1.
   std::int64_t Find(std::string_view name) {
-    if (guess_ < tensors_.size() && tensors_[guess_].spec.name == name)
-      return static_cast<std::int64_t>(guess_++);
+    constexpr std::size_t kGuesses = 8;
+    const std::size_t last = std::min(tensors_.size(), next_ + kGuesses);
+    for (std::size_t at = next_; at < last; ++at) {
+      if (tensors_[at].spec.name == name) return Hit(at);
+    }
     if (map_.empty()) {
       map_.reserve(tensors_.size());
       for (std::size_t i = 0; i < tensors_.size(); ++i) map_.emplace(tensors_[i].spec.name, i);
     }
     const auto found = map_.find(name);
-    if (found == map_.end()) return -1;
-    guess_ = found->second + 1;
-    return static_cast<std::int64_t>(found->second);
+    return found == map_.end() ? -1 : Hit(found->second);
   }
 
  private:
+  std::int64_t Hit(std::size_t at) {
+    next_ = at + 1;
+    return static_cast<std::int64_t>(at);
+  }
+
   const std::vector<JobLayout::Tensor>& tensors_;
   std::unordered_map<std::string_view, std::size_t> map_;
-  std::size_t guess_ = 0;
+  std::size_t next_ = 0;  // after the last hit
 };
 
 Status Unknown(const JobLayout& source, const std::string& name, PlanFault* fault) {
@@ -90,7 +96,7 @@ Result<std::vector<TensorClass>> Classify(const JobLayout& source, const JobLayo
     }
     same.push_back(static_cast<std::uint32_t>(classes.size()));
     classes.push_back(
-        {wanted.spec.dtype, wanted.spec.shape, held.holding, wanted.holding, {t}, {}});
+        {wanted.spec.dtype, wanted.spec.shape, held.holding, wanted.holding, {t}});
   }
   return classes;
 }

@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -60,11 +59,21 @@ struct Route {
   friend bool operator==(const Route&, const Route&) = default;
 };
 
+/// A copy op as a plan stores it: there are millions of them, but few different boxes, and the rest
+/// is said by its route. OpsOf() reads it as a CopyOp.
+struct RouteOp {
+  std::uint32_t tensor = 0;  ///< index into the target layout's tensors
+  std::uint32_t box = 0;     ///< index into Plan::boxes
+
+  friend auto operator<=>(const RouteOp&, const RouteOp&) = default;
+};
+
 /// Who sends what to whom, for every rank. Immutable; same input, same plan, byte for byte,
 /// everywhere.
 struct Plan {
-  /// Route by route, each ordered by tensor, then box.
-  std::vector<CopyOp> ops;
+  std::vector<Box> boxes;  ///< distinct, ascending
+  /// The ops of one route stand together, ordered by tensor, then box.
+  std::vector<RouteOp> ops;
   /// Ordered by target, then first-hand before relayed, then source, then round; only relayed
   /// routes share all but the round. In a round every rank sends to at most one and receives from
   /// at most one. What a relayed route passes on arrived in lower rounds, so no wait can be
@@ -74,6 +83,48 @@ struct Plan {
   std::uint32_t class_count = 0;
   Hash128 digest;  ///< XXH3-128 of the canonical class-level plan
 };
+
+/// The ops of one route in stream order, each put together when it is read. Borrows the plan.
+class OpRange {
+ public:
+  OpRange() = default;
+  OpRange(const Plan& plan, const Route& route)
+      : plan_(&plan), route_(&route), size_(static_cast<std::size_t>(route.op_count)) {}
+
+  class Iterator {
+   public:
+    Iterator(const OpRange& ops, std::size_t at) : ops_(ops), at_(at) {}
+    CopyOp operator*() const { return ops_[at_]; }
+    Iterator& operator++() {
+      ++at_;
+      return *this;
+    }
+    bool operator!=(const Iterator& other) const { return at_ != other.at_; }
+
+   private:
+    const OpRange& ops_;
+    std::size_t at_;
+  };
+
+  std::size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  CopyOp operator[](std::size_t i) const {
+    const RouteOp& op = plan_->ops[static_cast<std::size_t>(route_->first_op) + i];
+    return {op.tensor,     route_->source,  route_->target,
+            route_->local, route_->relayed, plan_->boxes[op.box]};
+  }
+  Iterator begin() const { return {*this, 0}; }
+  Iterator end() const { return {*this, size_}; }
+
+ private:
+  const Plan* plan_ = nullptr;
+  const Route* route_ = nullptr;
+  std::size_t size_ = 0;
+};
+
+inline OpRange OpsOf(const Plan& plan, const Route& route) {
+  return {plan, route};
+}
 
 /// The details of a plan that cannot be, for programs; the Status says the same for people.
 struct PlanFault {
@@ -95,7 +146,7 @@ Result<Plan> BuildPlan(const JobLayout& source, const JobLayout& target, const T
                        PlanFault* fault = nullptr, const PlanOptions& options = {});
 
 /// The ops of one first-hand route, in stream order. Empty when the pair exchanges nothing.
-std::span<const CopyOp> RouteOps(const Plan& plan, std::uint32_t source, std::uint32_t target);
+OpRange RouteOps(const Plan& plan, std::uint32_t source, std::uint32_t target);
 
 /// The figures of a plan made from these layouts. Errors as BuildPlan().
 Result<PlanFigures> FiguresOf(const JobLayout& source, const JobLayout& target,

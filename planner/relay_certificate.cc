@@ -7,7 +7,7 @@ namespace {
 
 /// A box that one rank receives, and when.
 struct Arrival {
-  const Box* box;
+  std::uint32_t box;
   std::uint32_t round;
 };
 
@@ -15,7 +15,7 @@ struct Arrival {
 class Arrivals {
  public:
   Arrivals(const Plan& plan, std::span<const Route> routes, std::size_t tensor_count)
-      : starts_(tensor_count + 1) {
+      : plan_(plan), starts_(tensor_count + 1) {
     const auto for_each = [&](const auto& use) {
       for (const Route& route : routes) {
         if (route.local) continue;
@@ -23,34 +23,33 @@ class Arrivals {
           use(plan.ops[route.first_op + i], route.round);
       }
     };
-    for_each([&](const CopyOp& op, std::uint32_t) { ++starts_[op.tensor + 1]; });
+    for_each([&](const RouteOp& op, std::uint32_t) { ++starts_[op.tensor + 1]; });
     for (std::size_t t = 0; t < tensor_count; ++t) starts_[t + 1] += starts_[t];
     list_.resize(starts_.back());
     std::vector<std::uint64_t> next(starts_.begin(), starts_.end() - 1);
-    for_each([&](const CopyOp& op, std::uint32_t round) {
-      list_[next[op.tensor]++] = {&op.box, round};
+    for_each([&](const RouteOp& op, std::uint32_t round) {
+      list_[next[op.tensor]++] = {op.box, round};
     });
   }
 
   /// How many elements of `box` arrive in rounds below `round`.
-  std::uint64_t VolumeBefore(std::uint32_t tensor, const Box& box, std::uint64_t round) const {
+  std::uint64_t VolumeBefore(const RouteOp& op, std::uint64_t round) const {
+    const Box& box = plan_.boxes[op.box];
     std::uint64_t volume = 0;
-    for (std::uint64_t i = starts_[tensor]; i < starts_[tensor + 1]; ++i) {
+    for (std::uint64_t i = starts_[op.tensor]; i < starts_[op.tensor + 1]; ++i) {
       if (list_[i].round >= round) continue;
-      if (const auto common = Intersect(*list_[i].box, box)) volume += common->volume();
+      if (const auto common = Intersect(plan_.boxes[list_[i].box], box)) volume += common->volume();
     }
     return volume;
   }
 
  private:
+  const Plan& plan_;
   std::vector<std::uint64_t> starts_;
   std::vector<Arrival> list_;
 };
 
-Status Fault(const JobLayout& target, const CopyOp& op, std::uint32_t round,
-             const Arrivals& arrivals) {
-  const bool later =
-      arrivals.VolumeBefore(op.tensor, op.box, std::uint64_t{1} << 32) == op.box.volume();
+Status Fault(const JobLayout& target, const CopyOp& op, std::uint32_t round, bool later) {
   const char* what = later ? "before all of it has arrived" : "but never receives all of it";
   return {Code::kInternal,
           fmt::format("tensor '{}': target {} passes box {} on to target {} in round {}, {}",
@@ -75,9 +74,12 @@ Status CheckRelays(const JobLayout& target, const Plan& plan) {
         std::span(plan.routes).subspan(starts[rank], starts[rank + 1] - starts[rank]);
     const Arrivals arrivals(plan, into, target.tensors.size());
     for (const Route* route : passed_on[rank]) {
-      for (const CopyOp& op : std::span(plan.ops).subspan(route->first_op, route->op_count)) {
-        if (arrivals.VolumeBefore(op.tensor, op.box, route->round) != op.box.volume())
-          return Fault(target, op, route->round, arrivals);
+      for (std::size_t i = 0; i < route->op_count; ++i) {
+        const RouteOp& op = plan.ops[route->first_op + i];
+        const std::uint64_t volume = plan.boxes[op.box].volume();
+        if (arrivals.VolumeBefore(op, route->round) == volume) continue;
+        const bool later = arrivals.VolumeBefore(op, std::uint64_t{1} << 32) == volume;
+        return Fault(target, OpsOf(plan, *route)[i], route->round, later);
       }
     }
   }

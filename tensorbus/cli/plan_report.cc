@@ -15,6 +15,17 @@ OrderedJson BoxToJson(const Box& box) {
   return json;
 }
 
+void AppendOp(const std::string& name, const CopyOp& op, std::string* text) {
+  fmt::format_to(std::back_inserter(*text),
+                 "{{\"tensor\": {}, \"source\": {}, \"target\": {}, \"box\": [", name, op.source,
+                 op.target);
+  for (int d = 0; d < op.box.rank(); ++d) {
+    fmt::format_to(std::back_inserter(*text), "{}[{}, {}]", d == 0 ? "" : ", ", op.box[d].lo,
+                   op.box[d].hi);
+  }
+  *text += "]}\n";
+}
+
 std::uint64_t MaxOf(const std::vector<std::uint64_t>& values) {
   return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
 }
@@ -92,7 +103,7 @@ OrderedJson ExplainToJson(const PlanReport& report, std::uint32_t tensor) {
   json["shape"] = spec.shape.dims();
   OrderedJson ops = OrderedJson::array();
   for (const planner::Route& route : report.plan.routes) {
-    for (const CopyOp& op : std::span(report.plan.ops).subspan(route.first_op, route.op_count)) {
+    for (const CopyOp& op : planner::OpsOf(report.plan, route)) {
       if (op.tensor != tensor) continue;
       ops.push_back({{"target", op.target},
                      {"source", op.source},
@@ -159,18 +170,13 @@ Status WriteOps(const PlanReport& report, const std::string& path) {
     names.push_back(Dump(tensor.spec.name));
   constexpr std::size_t kFlushBytes = 1 << 20;
   std::string text;
-  for (const CopyOp& op : report.plan.ops) {
-    fmt::format_to(std::back_inserter(text),
-                   "{{\"tensor\": {}, \"source\": {}, \"target\": {}, \"box\": [", names[op.tensor],
-                   op.source, op.target);
-    for (int d = 0; d < op.box.rank(); ++d) {
-      fmt::format_to(std::back_inserter(text), "{}[{}, {}]", d == 0 ? "" : ", ", op.box[d].lo,
-                     op.box[d].hi);
+  for (const planner::Route& route : report.plan.routes) {
+    for (const CopyOp& op : planner::OpsOf(report.plan, route)) {
+      AppendOp(names[op.tensor], op, &text);
+      if (text.size() < kFlushBytes) continue;
+      file << text;
+      text.clear();
     }
-    text += "]}\n";
-    if (text.size() < kFlushBytes) continue;
-    file << text;
-    text.clear();
   }
   file << text;
   file.flush();

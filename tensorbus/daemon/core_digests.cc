@@ -96,15 +96,17 @@ void Core::AddRoutes(const Channel& channel, const Replica& replica, const Tenso
     return;
   }
   const auto& tensors = replica.layout->layout.tensors;
-  for (const CopyOp& op : plan->ops) {
-    if (tensors[op.tensor].spec.name != tensor.name) continue;
-    proto::RouteStatus& out = *reply.add_routes();
-    out.set_source_rank(op.source);
-    out.set_target_rank(op.target);
-    *out.mutable_box() = rpc::ToProto(op.box);
-    out.set_bytes(op.box.volume() * ItemBytes(tensor.dtype));
-    out.set_target_job(replica.job);
-    out.set_replica(replica.replica);
+  for (const planner::Route& route : plan->routes) {
+    for (const CopyOp& op : planner::OpsOf(*plan, route)) {
+      if (tensors[op.tensor].spec.name != tensor.name) continue;
+      proto::RouteStatus& out = *reply.add_routes();
+      out.set_source_rank(op.source);
+      out.set_target_rank(op.target);
+      *out.mutable_box() = rpc::ToProto(op.box);
+      out.set_bytes(op.box.volume() * ItemBytes(tensor.dtype));
+      out.set_target_job(replica.job);
+      out.set_replica(replica.replica);
+    }
   }
 }
 
@@ -304,11 +306,13 @@ void Core::NextCandidate(const std::shared_ptr<ClaimRun>& run) {
     std::vector<std::uint32_t> tensors;
   };
   std::map<std::uint32_t, Share> shares;
-  for (const CopyOp& op : plan->ops) {
-    Share& share = shares[op.source];
+  for (const planner::Route& route : plan->routes) {
+    Share& share = shares[route.source];
     if (share.job == nullptr) share.job = std::make_shared<DigestJob>();
-    share.job->boxes.emplace_back(run->claimed.tensors[op.tensor].spec.name, op.box);
-    share.tensors.push_back(op.tensor);
+    for (const CopyOp& op : planner::OpsOf(*plan, route)) {
+      share.job->boxes.emplace_back(run->claimed.tensors[op.tensor].spec.name, op.box);
+      share.tensors.push_back(op.tensor);
+    }
   }
   run->open = shares.size();
   for (auto& [source, share] : shares) {

@@ -71,10 +71,20 @@ void ForEachIndex(const Shape& shape, Use use) {
   }
 }
 
+/// Every op of a plan, for tests that look at them all or change some.
+inline std::vector<CopyOp> AllOps(const Plan& plan) {
+  std::vector<CopyOp> ops;
+  for (const Route& route : plan.routes) {
+    for (const CopyOp& op : OpsOf(plan, route)) ops.push_back(op);
+  }
+  return ops;
+}
+
 /// Element by element: every needed element is written once, from a rank that holds it, and nothing
 /// else is. Empty when all is well, else the first fault.
 inline std::string ElementFault(const JobLayout& source, const JobLayout& target,
                                 const Plan& plan) {
+  const std::vector<CopyOp> ops = AllOps(plan);
   for (std::uint32_t t = 0; t < target.tensors.size(); ++t) {
     const JobLayout::Tensor& wanted = target.tensors[t];
     const Holding* held = nullptr;
@@ -85,7 +95,7 @@ inline std::string ElementFault(const JobLayout& source, const JobLayout& target
       std::string fault;
       ForEachIndex(wanted.spec.shape, [&](const std::vector<std::uint64_t>& at) {
         int writes = 0;
-        for (const CopyOp& op : plan.ops) {
+        for (const CopyOp& op : ops) {
           if (op.tensor != t || op.target != rank) continue;
           const Holding one{{{0, {op.box}}}};
           if (!Holds(one, 0, at)) continue;
