@@ -1,8 +1,7 @@
-"""Reads what the test programs report: googletest's JSON, ctest's and pytest's JUnit XML."""
+"""Reads what the test programs report: JUnit XML, as googletest, ctest and pytest write it."""
 
 from __future__ import annotations
 
-import json
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,30 +27,16 @@ def _last_line(text: str) -> str:
     return lines[-1] if lines else "no reason given"
 
 
-def read_googletest(path: Path) -> Outcome:
-    """One file written by a googletest program through GTEST_OUTPUT=json:."""
-    outcome = Outcome()
-    for suite in json.loads(path.read_text(encoding="utf-8"))["testsuites"]:
-        for case in suite["testsuite"]:
-            name = f"{suite['name']}.{case['name']}"
-            if case.get("failures"):
-                outcome.failed.append(name)
-            elif case["result"] == "SKIPPED":
-                outcome.skipped.append((name, _last_line(case.get("skipped", [{}])[0].get("message", ""))))
-            elif case["status"] == "NOTRUN":
-                outcome.skipped.append((name, "disabled"))
-            else:
-                outcome.passed += 1
-    return outcome
+def read_junit(path: Path, strip: str = "", between: str = "::") -> dict[str, Outcome]:
+    """A JUnit file: test name -> an Outcome of that single test.
 
-
-def read_junit(path: Path, strip: str = "") -> dict[str, Outcome]:
-    """A JUnit file: test name -> an Outcome of that single test. `strip` is taken off the front of class names."""
+    `strip` is taken off the front of class names, `between` stands between class and test.
+    """
     tests: dict[str, Outcome] = {}
     for case in ElementTree.parse(path).iter("testcase"):
         name = case.get("name", "?")
         group = (case.get("classname") or "").removeprefix(strip)
-        full = name if not group or group == name else f"{group}::{name}"
+        full = name if not group or group == name else f"{group}{between}{name}"
         bad = case.find("failure") if case.find("failure") is not None else case.find("error")
         skip = case.find("skipped")
         if bad is not None or case.get("status") == "fail":
@@ -64,14 +49,22 @@ def read_junit(path: Path, strip: str = "") -> dict[str, Outcome]:
     return tests
 
 
+def read_googletest(path: Path) -> Outcome:
+    """One file written by a googletest program through GTEST_OUTPUT=xml: (its JSON does not say why a test was skipped)."""
+    outcome = Outcome()
+    for test in read_junit(path, between=".").values():
+        outcome.add(test)
+    return outcome
+
+
 def merge_ctest(junit: Path, details: Path) -> Outcome:
     """ctest's own verdicts, with each googletest program replaced by its single tests.
 
-    `details` is the folder where the programs left their JSON. A program that crashed or timed out left none (or one
-    without the failure): then ctest's verdict on the program counts as one failed test.
+    `details` is the folder where the programs left their own reports. A program that crashed or timed out left none (or
+    one without the failure): then ctest's verdict on the program counts as one failed test.
     """
     outcome = Outcome()
-    reports = {path.stem: read_googletest(path) for path in sorted(details.glob("*.json"))}
+    reports = {path.stem: read_googletest(path) for path in sorted(details.glob("*.xml"))}
     for name, verdict in read_junit(junit).items():
         report = reports.get(name)
         if report is None or (verdict.failed and not report.failed):

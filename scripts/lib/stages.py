@@ -103,7 +103,7 @@ def ctest(context: Context, preset: str, selection: list[str]) -> Outcome:
     folder = context.folder()
     junit = folder / "ctest.xml"
     # googletest names the file after the program, which is how ctest names the test.
-    env = {"GTEST_OUTPUT": f"json:{folder}/googletest/", "GTEST_COLOR": "no"}
+    env = {"GTEST_OUTPUT": f"xml:{folder}/googletest/", "GTEST_COLOR": "no"}
     status = run(context, ["ctest", "--test-dir", f"build/{preset}", "--output-on-failure", "--no-tests=ignore", "-j", JOBS,
                            "--output-junit", junit, *selection], env)
     if not junit.exists():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -16,8 +15,8 @@ sys.path.insert(0, str(ROOT / "scripts" / "lib"))
 import results  # noqa: E402
 
 
-def googletest_report(path: Path, cases: list[dict]) -> None:
-    path.write_text(json.dumps({"testsuites": [{"name": "Suite", "testsuite": cases}]}))
+def googletest_report(path: Path, cases: str) -> None:
+    path.write_text(f'<?xml version="1.0"?><testsuites><testsuite name="Suite">{cases}</testsuite></testsuites>')
 
 
 def ctest_report(path: Path, cases: str) -> None:
@@ -25,12 +24,14 @@ def ctest_report(path: Path, cases: str) -> None:
 
 
 def test_googletest_counts_each_kind(tmp_path: Path) -> None:
-    googletest_report(tmp_path / "a.json", [
-        {"name": "Passes", "status": "RUN", "result": "COMPLETED"},
-        {"name": "Fails", "status": "RUN", "result": "COMPLETED", "failures": [{"failure": "x"}]},
-        {"name": "Skips", "status": "RUN", "result": "SKIPPED", "skipped": [{"message": "file.cc:3\nno RDMA device\n"}]},
-        {"name": "DISABLED_Off", "status": "NOTRUN", "result": "SUPPRESSED"}])
-    outcome = results.read_googletest(tmp_path / "a.json")
+    googletest_report(tmp_path / "a.xml", """
+        <testcase name="Passes" status="run" result="completed" classname="Suite"/>
+        <testcase name="Fails" status="run" result="completed" classname="Suite"><failure message="x" type=""/></testcase>
+        <testcase name="Skips" status="run" result="skipped" classname="Suite">
+          <skipped message="file.cc:3&#x0A;no RDMA device&#x0A;"><![CDATA[file.cc:3]]></skipped>
+        </testcase>
+        <testcase name="DISABLED_Off" status="notrun" result="suppressed" classname="Suite"/>""")
+    outcome = results.read_googletest(tmp_path / "a.xml")
     assert (outcome.passed, outcome.failed) == (1, ["Suite.Fails"])
     assert outcome.skipped == [("Suite.Skips", "no RDMA device"), ("Suite.DISABLED_Off", "disabled")]
 
@@ -38,8 +39,9 @@ def test_googletest_counts_each_kind(tmp_path: Path) -> None:
 def test_ctest_verdict_counts_where_a_program_left_no_report(tmp_path: Path) -> None:
     details = tmp_path / "googletest"
     details.mkdir()
-    googletest_report(details / "good.json", [{"name": n, "status": "RUN", "result": "COMPLETED"} for n in "ABC"])
-    googletest_report(details / "late.json", [{"name": "A", "status": "RUN", "result": "COMPLETED"}])
+    for program, names in {"good": "ABC", "late": "A"}.items():
+        googletest_report(details / f"{program}.xml",
+                          "".join(f'<testcase name="{name}" status="run" result="completed" classname="Suite"/>' for name in names))
     ctest_report(tmp_path / "ctest.xml", """
         <testcase name="good" classname="good" status="run"/>
         <testcase name="script" classname="script" status="run"/>
