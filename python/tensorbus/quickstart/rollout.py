@@ -6,20 +6,16 @@ slicing of the trainer's full state.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
-
 from tensorbus.models.config import read_config
 
 from .bus import Subscriber, open_subscriber
-from .events import Emitter
 from .leaks import own_usage
-from .processes import end_with_parent
+from .rank_process import RankProcess, start_rank
 from .settings import Settings
 from .verify import verify_against_file
 from .vllm_layout import Buffer, vllm_layout
@@ -33,10 +29,11 @@ class VerificationError(Exception):
     """What arrived is not what the trainer had. Names the first differences."""
 
 
-def roll_out(settings: Settings, replica: int, rank: int, emit: Emitter, subscriber_of: SubscriberOf) -> None:
+def roll_out(process: RankProcess, subscriber_of: SubscriberOf) -> None:
     """Takes and verifies `settings.refreshes` versions. VerificationError at the first that differs."""
+    settings, rank, emit = process.settings, process.rank, process.emit
     config = read_config(Path(settings.model))
-    subscriber = subscriber_of(settings, replica, rank, vllm_layout(
+    subscriber = subscriber_of(settings, process.replica, rank, vllm_layout(
         config, settings.tp, rank, single_experts=settings.single_experts))
     try:
         size = sum(t.numel() * t.element_size() for t in subscriber.buffers.values())
@@ -60,23 +57,14 @@ def roll_out(settings: Settings, replica: int, rank: int, emit: Emitter, subscri
 
 
 def main(argv: list[str], subscriber_of: SubscriberOf = open_subscriber) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tensorbus.quickstart.rollout", description=__doc__)
-    parser.add_argument("--settings", type=Path, required=True)
-    parser.add_argument("--replica", type=int, default=0)
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--events-fd", type=int)
-    options = parser.parse_args(argv)
-    end_with_parent()
-    settings = Settings.read(options.settings)
-    emit = Emitter(options.events_fd, f"rollout/{options.replica}", options.rank)
-    torch.set_num_threads(settings.threads)
+    process = start_rank("rollout", __doc__, argv)
     try:
-        roll_out(settings, options.replica, options.rank, emit, subscriber_of)
+        roll_out(process, subscriber_of)
     except VerificationError as error:
-        emit("differs", message=str(error))
+        process.emit("differs", message=str(error))
         print(f"error: {error}", file=sys.stderr)
         return 1
-    emit("done")
+    process.emit("done")
     return 0
 
 

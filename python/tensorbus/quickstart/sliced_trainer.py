@@ -6,7 +6,6 @@ layout and the publishing; for real training see `trainer`.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 import zlib
@@ -20,12 +19,9 @@ from tensorbus.models.config import read_config
 from tensorbus.models.weights import load_decoder
 
 from .bus import BufferPublisher, open_buffer_publisher
-from .events import Emitter
-from .leaks import own_usage
 from .megatron_layout import fill_buffers, megatron_layout
-from .processes import end_with_parent
+from .rank_process import RankProcess, offer_version, start_rank, write_reference
 from .settings import Settings
-from .trainer import write_reference
 from .vllm_layout import Buffer
 
 BufferPublisherOf = Callable[[Settings, int, list[Buffer]], BufferPublisher]
@@ -37,8 +33,9 @@ def noisy(name: str, weight: Tensor, version: int) -> Tensor:
     return (weight.float() * (1 + 0.01 * torch.randn(weight.shape, generator=generator))).to(weight.dtype)
 
 
-def publish_versions(settings: Settings, rank: int, emit: Emitter, publisher_of: BufferPublisherOf) -> None:
+def publish_versions(process: RankProcess, publisher_of: BufferPublisherOf) -> None:
     """Publishes `settings.refreshes` versions, each after the one before is released."""
+    settings, rank, emit = process.settings, process.rank, process.emit
     began = time.monotonic()
     layout = megatron_layout(read_config(Path(settings.model)), settings.trainer_tp, settings.trainer_pp, rank)
     base = dict(load_decoder(Path(settings.model)).state_dict())
@@ -55,29 +52,15 @@ def publish_versions(settings: Settings, rank: int, emit: Emitter, publisher_of:
             fill_buffers(layout, dict(publisher.buffers), state.__getitem__)
             del state
             emit("step", version=version, loss=0.0, seconds=time.monotonic() - step_began)
-            asked = time.monotonic()
-            publisher.publish(version)
-            emit("published", at=asked, version=version, seconds=time.monotonic() - asked)
-            publisher.wait_released(version, settings.deadline_s)
-            emit("released", version=version, blocked_seconds=time.monotonic() - asked, usage=own_usage())
-            if rank == 0:
-                settings.reference(version - 1).unlink(missing_ok=True)
+            offer_version(publisher, version, process)
     finally:
         publisher.close()
 
 
 def main(argv: list[str], publisher_of: BufferPublisherOf = open_buffer_publisher) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tensorbus.quickstart.sliced_trainer", description=__doc__)
-    parser.add_argument("--settings", type=Path, required=True)
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--events-fd", type=int)
-    options = parser.parse_args(argv)
-    end_with_parent()
-    settings = Settings.read(options.settings)
-    emit = Emitter(options.events_fd, "trainer", options.rank)
-    torch.set_num_threads(settings.threads)
-    publish_versions(settings, options.rank, emit, publisher_of)
-    emit("done")
+    process = start_rank("sliced_trainer", __doc__, argv)
+    publish_versions(process, publisher_of)
+    process.emit("done")
     return 0
 
 

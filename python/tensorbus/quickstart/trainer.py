@@ -5,7 +5,6 @@ FSDP2 (`fully_shard` per layer) over gloo on the CPU, bf16 parameters, AdamW. Th
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import sys
@@ -16,7 +15,6 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -26,9 +24,7 @@ from tensorbus.models.llama import Decoder
 from tensorbus.models.weights import load_decoder
 
 from .bus import Publisher, open_publisher
-from .events import Emitter
-from .leaks import own_usage
-from .processes import end_with_parent
+from .rank_process import RankProcess, offer_version, start_rank, write_reference
 from .settings import Settings
 
 PublisherOf = Callable[[Settings, int, nn.Module], Publisher]
@@ -94,15 +90,9 @@ def gather_state(model: nn.Module, keep: bool) -> dict[str, Tensor]:
     return state
 
 
-def write_reference(state: dict[str, Tensor], path: Path) -> None:
-    """Writes the full state so that a reader sees all of it or nothing."""
-    part = path.with_suffix(".part")
-    save_file(state, str(part))
-    part.rename(path)
-
-
-def train(settings: Settings, rank: int, emit: Emitter, publisher_of: PublisherOf) -> None:
+def train(process: RankProcess, publisher_of: PublisherOf) -> None:
     """The job of one rank, inside an initialised process group. Ends after the last version is released."""
+    settings, rank, emit = process.settings, process.rank, process.emit
     began = time.monotonic()
     model = shard_model(load_decoder(Path(settings.model)), settings.trainer_ranks)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=0.01)
@@ -123,37 +113,23 @@ def train(settings: Settings, rank: int, emit: Emitter, publisher_of: PublisherO
             del state
             # Nobody publishes before the reference is there: a rank that flips may read it at once.
             dist.barrier()
-            asked = time.monotonic()
-            publisher.publish(version)
-            emit("published", at=asked, version=version, seconds=time.monotonic() - asked)
-            publisher.wait_released(version, settings.deadline_s)
-            emit("released", version=version, blocked_seconds=time.monotonic() - asked, usage=own_usage())
-            if rank == 0:
-                # This version is live everywhere, so everybody is done comparing the one before.
-                settings.reference(version - 1).unlink(missing_ok=True)
+            offer_version(publisher, version, process)
     finally:
         publisher.close()
 
 
 def main(argv: list[str], publisher_of: PublisherOf = open_publisher) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tensorbus.quickstart.trainer", description=__doc__)
-    parser.add_argument("--settings", type=Path, required=True)
-    parser.add_argument("--rank", type=int, required=True)
-    parser.add_argument("--events-fd", type=int)
-    options = parser.parse_args(argv)
-    end_with_parent()
-    settings = Settings.read(options.settings)
-    emit = Emitter(options.events_fd, "trainer", options.rank)
-    torch.set_num_threads(settings.threads)
+    process = start_rank("trainer", __doc__, argv)
+    settings = process.settings
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # A file instead of a port: nothing to collide with, and it goes with the run's folder.
-    dist.init_process_group("gloo", init_method=f"file://{settings.folder}/rendezvous", rank=options.rank,
+    dist.init_process_group("gloo", init_method=f"file://{settings.folder}/rendezvous", rank=process.rank,
                             world_size=settings.trainer_ranks)
     try:
-        train(settings, options.rank, emit, publisher_of)
+        train(process, publisher_of)
     finally:
         dist.destroy_process_group()
-    emit("done")
+    process.emit("done")
     return 0
 
 
