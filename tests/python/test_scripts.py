@@ -88,15 +88,15 @@ def test_ending_the_runner_ends_the_stage(tmp_path: Path) -> None:
                "signal.signal(signal.SIGTERM, run_tests.stop)\n"
                "stages.run(context, ['sh', '-c', 'echo $$; exec sleep 60'])\n")
     process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
-    log, deadline = tmp_path / "x" / "log.txt", time.monotonic() + 20
+    log, deadline = tmp_path / "x" / "log.txt", time.monotonic() + 60
     while not (log.exists() and len(log.read_text().splitlines()) == 2):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     inner = int(log.read_text().splitlines()[1])
     process.terminate()
-    process.wait(timeout=20)
+    process.wait(timeout=60)
     # Whoever inherits the ended process may take its time to collect it.
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while runs(inner):
         assert time.monotonic() < deadline
         time.sleep(0.02)
