@@ -43,8 +43,8 @@ class Colouring {
     const Ends& ends = ends_[edge];
     const std::uint32_t common = FirstCommon(ends);
     if (common != kFree) return Set(edge, common);
-    const std::uint32_t at_source = FirstFree(ends.source);
-    const std::uint32_t at_target = FirstFree(ends.target);
+    const std::uint32_t at_source = LastFree(ends.source);
+    const std::uint32_t at_target = LastFree(ends.target);
     Swap(ends.target, at_source, at_target);
     Set(edge, at_source);
   }
@@ -76,9 +76,10 @@ class Colouring {
     SetSlot(ends_[edge].source, colour, edge);
     SetSlot(ends_[edge].target, colour, edge);
   }
-  std::uint32_t FirstFree(std::uint32_t node) {
-    std::uint32_t colour = 0;
-    while (Slot(node, colour) != kFree) ++colour;
+  /// The last, so that swaps leave the first rounds alone, where like is with like.
+  std::uint32_t LastFree(std::uint32_t node) const {
+    std::uint32_t colour = colours_ - 1;
+    while (Slot(node, colour) != kFree) --colour;
     return colour;
   }
   std::uint32_t FirstCommon(const Ends& ends) {
