@@ -69,9 +69,10 @@ struct NumberedRegions {
 /// Intersects class by class. Many classes share a holding, so what is known of one is kept.
 class Matcher {
  public:
-  Matcher(const JobLayout& source, const JobLayout& target)
+  Matcher(const JobLayout& source, const JobLayout& target, const PlanOptions& options)
       : source_(source),
         target_(target),
+        options_(options),
         held_(source.holdings.size()),
         needed_(target.holdings.size()) {}
 
@@ -104,7 +105,14 @@ class Matcher {
       held = Number(std::move(regions));
     }
     std::optional<NumberedRegions>& needed = needed_[c.target_holding];
-    if (!needed) needed = Number(DistinctBoxes(target_.holdings[c.target_holding]));
+    if (!needed) {
+      const Holding& holding = target_.holdings[c.target_holding];
+      std::vector<Region> regions = DistinctBoxes(holding);
+      if (options_.relays) {
+        TB_ASSIGN_OR_RETURN(regions, RegionsOf(holding));
+      }
+      needed = Number(std::move(regions));
+    }
     const RegionIndex index(held->regions);
     for (std::size_t n = 0; n < needed->regions.size(); ++n) {
       const Region& need = needed->regions[n];
@@ -124,6 +132,7 @@ class Matcher {
 
   const JobLayout& source_;
   const JobLayout& target_;
+  const PlanOptions& options_;
   std::vector<std::optional<NumberedRegions>> held_;    // by source holding
   std::vector<std::optional<NumberedRegions>> needed_;  // by target holding
   LayoutMatch match_;
@@ -132,8 +141,8 @@ class Matcher {
 }  // namespace
 
 Result<LayoutMatch> MatchLayouts(const JobLayout& source, const JobLayout& target,
-                                 PlanFault* fault) {
-  return Matcher(source, target).Run(fault);
+                                 const PlanOptions& options, PlanFault* fault) {
+  return Matcher(source, target, options).Run(fault);
 }
 
 }  // namespace tensorbus::planner

@@ -23,4 +23,8 @@ struct ChosenTransfers {
 Result<ChosenTransfers> ChooseHolders(const LayoutMatch& match, const TopologyIndex& places,
                                       std::uint32_t source_count);
 
+/// The same with relays: every byte leaves the sources once. `match` must be one made for relays.
+Result<ChosenTransfers> ChooseRelays(const LayoutMatch& match, const TopologyIndex& places,
+                                     std::uint32_t source_count);
+
 }  // namespace tensorbus::planner

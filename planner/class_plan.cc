@@ -159,13 +159,11 @@ Hash128 DigestOf(const JobLayout& source, const JobLayout& target, const ClassPl
 Result<ClassPlan> BuildClassPlan(const JobLayout& source, const JobLayout& target,
                                  const Topology& topology, PlanFault* fault,
                                  const PlanOptions& options) {
-  if (options.relays) {
-    return Status(Code::kUnimplemented, "relays: not planned yet", Reason::kUnsupported);
-  }
   TB_ASSIGN_OR_RETURN(const TopologyIndex places,
                       TopologyIndex::Create(topology, source.rank_count, target.rank_count));
-  TB_ASSIGN_OR_RETURN(LayoutMatch match, MatchLayouts(source, target, fault));
-  TB_ASSIGN_OR_RETURN(ChosenTransfers chosen, ChooseHolders(match, places, source.rank_count));
+  TB_ASSIGN_OR_RETURN(LayoutMatch match, MatchLayouts(source, target, options, fault));
+  const auto choose = options.relays ? ChooseRelays : ChooseHolders;
+  TB_ASSIGN_OR_RETURN(ChosenTransfers chosen, choose(match, places, source.rank_count));
   ClassPlan plan;
   plan.classes = std::move(match.classes);
   plan.transfers = std::move(chosen.by_class);

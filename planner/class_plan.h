@@ -60,10 +60,11 @@ struct ClassPlan {
 Result<std::vector<TensorClass>> Classify(const JobLayout& source, const JobLayout& target,
                                           PlanFault* fault);
 
-/// Groups the target's tensors and intersects what sources hold with what targets need. Errors as
+/// Groups the target's tensors and intersects what sources hold with what targets need. With
+/// relays, boxes of targets that overlap are cut, so that no element is in two cells. Errors as
 /// BuildPlan(), all but those of the topology.
 Result<LayoutMatch> MatchLayouts(const JobLayout& source, const JobLayout& target,
-                                 PlanFault* fault);
+                                 const PlanOptions& options, PlanFault* fault);
 
 /// Chooses holders and cuts where balance wants it. Errors as BuildPlan().
 Result<ClassPlan> BuildClassPlan(const JobLayout& source, const JobLayout& target,

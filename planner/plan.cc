@@ -78,6 +78,7 @@ Result<Plan> BuildPlan(const JobLayout& source, const JobLayout& target, const T
   plan.routes = std::move(classes.routes);
   plan.round_count = classes.round_count;
   plan.class_count = static_cast<std::uint32_t>(classes.classes.size());
+  plan.options = options;
   plan.digest = classes.digest;
   return plan;
 }

@@ -32,11 +32,15 @@ struct PlanFigures {
   std::vector<std::uint64_t> send_bytes;   ///< by source
   std::vector<std::uint64_t> relay_bytes;  ///< by target
   std::vector<std::uint64_t> node_in_bytes;
+  /// Busiest device: what its source sends first-hand and what its targets pass on.
+  std::uint64_t max_send_bytes = 0;
+  std::uint64_t max_port_bytes = 0;  ///< busiest device: to other nodes or from them, one way
   std::uint64_t lower_bound_bytes = 0;
   std::uint64_t class_count = 0;
   std::uint64_t route_count = 0;
   std::uint64_t op_count = 0;
   std::uint64_t round_count = 0;
+  std::uint64_t schedule_bytes = 0;  ///< of the heaviest route of each round, all rounds together
 };
 
 /// What to plan, beyond the layouts.
@@ -81,6 +85,7 @@ struct Plan {
   std::vector<Route> routes;
   std::uint32_t round_count = 0;
   std::uint32_t class_count = 0;
+  PlanOptions options;  ///< as asked for
   Hash128 digest;  ///< XXH3-128 of the canonical class-level plan
 };
 
@@ -151,5 +156,16 @@ OpRange RouteOps(const Plan& plan, std::uint32_t source, std::uint32_t target);
 /// The figures of a plan made from these layouts. Errors as BuildPlan().
 Result<PlanFigures> FiguresOf(const JobLayout& source, const JobLayout& target,
                               const Topology& topology, const Plan& plan);
+
+/// Whether to relay, and a clause that says why.
+struct RelayVerdict {
+  bool relays = false;
+  std::string why;
+};
+
+/// Weighs two plans of one transfer, without relays and with them, by what bounds their time: the
+/// busiest device and the busiest port between nodes. Relays must lower one of them by more than
+/// 1/64 and raise neither by as much.
+RelayVerdict WeighRelays(const PlanFigures& direct, const PlanFigures& relayed);
 
 }  // namespace tensorbus::planner

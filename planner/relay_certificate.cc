@@ -1,6 +1,8 @@
 #include "planner/relay_certificate.h"
 
+#include <algorithm>
 #include <fmt/format.h>
+#include <span>
 
 namespace tensorbus::planner {
 namespace {
@@ -30,15 +32,27 @@ class Arrivals {
     for_each([&](const RouteOp& op, std::uint32_t round) {
       list_[next[op.tensor]++] = {op.box, round};
     });
+    for (std::size_t t = 0; t < tensor_count; ++t) {
+      std::sort(list_.begin() + static_cast<std::ptrdiff_t>(starts_[t]),
+                list_.begin() + static_cast<std::ptrdiff_t>(starts_[t + 1]),
+                [](const Arrival& a, const Arrival& b) { return a.box < b.box; });
+    }
   }
 
-  /// How many elements of `box` arrive in rounds below `round`.
+  /// How many elements of the op's box arrive in rounds below `round`.
   std::uint64_t VolumeBefore(const RouteOp& op, std::uint64_t round) const {
     const Box& box = plan_.boxes[op.box];
+    const auto arrivals = std::span<const Arrival>(list_).subspan(
+        starts_[op.tensor], starts_[op.tensor + 1] - starts_[op.tensor]);
+    const auto same =
+        std::lower_bound(arrivals.begin(), arrivals.end(), op.box,
+                         [](const Arrival& a, std::uint32_t number) { return a.box < number; });
+    // Mostly it is passed on as it came.
+    if (same != arrivals.end() && same->box == op.box) return same->round < round ? box.volume() : 0;
     std::uint64_t volume = 0;
-    for (std::uint64_t i = starts_[op.tensor]; i < starts_[op.tensor + 1]; ++i) {
-      if (list_[i].round >= round) continue;
-      if (const auto common = Intersect(plan_.boxes[list_[i].box], box)) volume += common->volume();
+    for (const Arrival& arrival : arrivals) {
+      if (arrival.round >= round) continue;
+      if (const auto common = Intersect(plan_.boxes[arrival.box], box)) volume += common->volume();
     }
     return volume;
   }
@@ -46,7 +60,7 @@ class Arrivals {
  private:
   const Plan& plan_;
   std::vector<std::uint64_t> starts_;
-  std::vector<Arrival> list_;
+  std::vector<Arrival> list_;  // by tensor, then box
 };
 
 Status Fault(const JobLayout& target, const CopyOp& op, std::uint32_t round, bool later) {

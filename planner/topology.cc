@@ -48,6 +48,11 @@ Result<TopologyIndex> TopologyIndex::Create(const Topology& topology, std::uint3
     std::sort(index.near_.back().begin(), index.near_.back().end());
     if (!node.source.empty() && !node.target.empty()) index.trivial_ = false;
   }
+  index.near_.resize(topology.nodes.size() + target_count);
+  for (std::uint32_t target = 0; target < target_count; ++target) {
+    if (index.node_of_[target] == kNoNode)
+      index.node_of_[target] = static_cast<std::uint32_t>(topology.nodes.size()) + target;
+  }
   for (const auto& [source, target] : topology.same_device) {
     if (source >= source_count) return OutOfRange("source", source, source_count);
     if (target >= target_count) return OutOfRange("target", target, target_count);
@@ -69,14 +74,18 @@ std::optional<std::uint32_t> TopologyIndex::LocalHolder(std::span<const std::uin
   return std::nullopt;
 }
 
+std::vector<std::uint32_t> TopologyIndex::OnNode(std::span<const std::uint32_t> holders,
+                                                 std::uint32_t target) const {
+  std::vector<std::uint32_t> near;
+  const std::vector<std::uint32_t>& there = near_[node_of_[target]];
+  std::set_intersection(holders.begin(), holders.end(), there.begin(), there.end(),
+                        std::back_inserter(near));
+  return near;
+}
+
 std::vector<std::uint32_t> TopologyIndex::Nearest(std::span<const std::uint32_t> holders,
                                                   std::uint32_t target) const {
-  std::vector<std::uint32_t> near;
-  if (node_of_[target] != kNoNode) {
-    const std::vector<std::uint32_t>& local = near_[node_of_[target]];
-    std::set_intersection(holders.begin(), holders.end(), local.begin(), local.end(),
-                          std::back_inserter(near));
-  }
+  std::vector<std::uint32_t> near = OnNode(holders, target);
   if (near.empty()) near.assign(holders.begin(), holders.end());
   return near;
 }

@@ -25,7 +25,12 @@ class TopologyIndex {
   /// The source among `holders` (ascending) from whose device the target copies, if any.
   std::optional<std::uint32_t> LocalHolder(std::span<const std::uint32_t> holders,
                                            std::uint32_t target) const;
-  /// Those of `holders` that are on the target's node; all of them when none is.
+  /// The target's node. Ranks that are on none have numbers of their own.
+  std::uint32_t NodeOf(std::uint32_t target) const { return node_of_[target]; }
+  /// Those of `holders` (ascending) that are on the target's node.
+  std::vector<std::uint32_t> OnNode(std::span<const std::uint32_t> holders,
+                                    std::uint32_t target) const;
+  /// The same; all of `holders` when none is.
   std::vector<std::uint32_t> Nearest(std::span<const std::uint32_t> holders,
                                      std::uint32_t target) const;
 
@@ -33,7 +38,7 @@ class TopologyIndex {
   bool trivial_ = true;
   std::vector<std::vector<std::uint32_t>> same_device_;  // by target
   std::vector<std::vector<std::uint32_t>> near_;         // by node: its source ranks, ascending
-  std::vector<std::uint32_t> node_of_;                   // by target; kNoNode when alone
+  std::vector<std::uint32_t> node_of_;                   // by target
 };
 
 /// What holds without a topology file: every rank a device of its own, nodes of eight consecutive

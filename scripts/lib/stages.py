@@ -163,18 +163,26 @@ def acceptance(context: Context) -> Outcome:
     ctl = context.venv / "bin" / "tensorbusctl"
     if not ctl.exists():
         return Outcome(skipped=[("plan acceptance", "this build has no tensorbusctl")])
+    outcome = Outcome()
+    for relays in (False, True):
+        outcome.add(accept_plans(context, ctl, relays))
+    return outcome
+
+
+def accept_plans(context: Context, ctl: Path, relays: bool) -> Outcome:
     seeds, scenarios = (30, "tiny") if context.quick else (200, SCENARIOS)
     log = context.folder() / "log.txt"
+    seen = log.stat().st_size if log.exists() else 0
     status = run(context, [context.venv / "bin" / "python", "tests/acceptance/accept_plans.py", "--ctl", ctl, "--seeds", str(seeds),
-                           "--scenarios", scenarios, "--jobs", JOBS])
-    text = log.read_text(encoding="utf-8", errors="replace")
+                           "--scenarios", scenarios, "--jobs", JOBS, *(["--relays"] if relays else [])])
+    text = log.read_bytes()[seen:].decode("utf-8", errors="replace")
     counts = re.search(r"^(\d+) scenarios, (\d+) random pairs, (\d+) faults$", text, re.MULTILINE)
     if counts is None:
         show_log_end(context)
         raise StageError(f"accept_plans.py ended with status {status} before its last line")
     planned, pairs, faults = map(int, counts.groups())
-    print(counts.group(0), flush=True)
-    named = [f"plan {m.group(0)}" for m in re.finditer(r"^(seed \d+|[ST]\d\d\S*): .*$", text, re.MULTILINE)] if faults else []
+    print(counts.group(0) + (" with relays" if relays else ""), flush=True)
+    named = [f"plan{' with relays' if relays else ''} {m.group(0)}" for m in re.finditer(r"^(seed \d+|[ST]\d\d\S*): .*$", text, re.MULTILINE)] if faults else []
     if status and not named:
         named = [f"accept_plans.py ended with status {status}"]
     return Outcome(passed=planned + pairs - len(named), failed=named)

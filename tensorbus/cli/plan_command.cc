@@ -26,7 +26,8 @@ void RegisterPlan(CLI::App& app, int* exit_code) {
                       "JSON file of nodes and shared devices; default: nodes of eight ranks");
   command->add_option("--ops", options->ops, "Write every copy op to this file, one JSON a line");
   command->add_option("--explain", options->explain, "Say where a tensor's parts come from");
-  command->add_option("--relays", options->relays, "off, on or auto; only off works so far");
+  command->add_option("--relays", options->relays,
+                      "off, on, or auto: on where it unburdens the busiest device or port");
   command->add_flag("--json", options->json, "Print one JSON object on standard output");
   const auto later = [command](const char* flag) {
     command->add_option_function<std::string>(

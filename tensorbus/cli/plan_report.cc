@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <fstream>
 #include <iterator>
+#include <optional>
 
 namespace tensorbus::cli {
 namespace {
@@ -15,10 +16,12 @@ OrderedJson BoxToJson(const Box& box) {
   return json;
 }
 
-void AppendOp(const std::string& name, const CopyOp& op, std::string* text) {
-  fmt::format_to(std::back_inserter(*text),
-                 "{{\"tensor\": {}, \"source\": {}, \"target\": {}, \"box\": [", name, op.source,
-                 op.target);
+void AppendOp(const std::string& name, const CopyOp& op, std::optional<std::uint32_t> round,
+              std::string* text) {
+  fmt::format_to(std::back_inserter(*text), "{{\"tensor\": {}, \"{}\": {}, \"target\": {}, ", name,
+                 op.relayed ? "relay_from" : "source", op.source, op.target);
+  if (round) fmt::format_to(std::back_inserter(*text), "\"round\": {}, ", *round);
+  *text += "\"box\": [";
   for (int d = 0; d < op.box.rank(); ++d) {
     fmt::format_to(std::back_inserter(*text), "{}[{}, {}]", d == 0 ? "" : ", ", op.box[d].lo,
                    op.box[d].hi);
@@ -54,6 +57,8 @@ OrderedJson ToJson(const PlanReport& report) {
   const planner::PlanFigures& f = report.figures;
   OrderedJson json;
   if (!report.scenario.empty()) json["scenario"] = report.scenario;
+  json["relays"] = report.plan.options.relays ? "on" : "off";
+  if (!report.why.empty()) json["relays_why"] = report.why;
   json["source_ranks"] = report.source.rank_count;
   json["target_ranks"] = report.target.rank_count;
   json["tensors"] = report.target.tensors.size();
@@ -61,13 +66,15 @@ OrderedJson ToJson(const PlanReport& report) {
   json["routes"] = f.route_count;
   json["ops"] = f.op_count;
   json["rounds"] = f.round_count;
+  json["schedule_bytes"] = f.schedule_bytes;
   json["unique_bytes"] = f.unique_bytes;
   json["recv_bytes"] = f.recv_bytes;
   json["local_bytes"] = f.local_bytes;
   json["send_bytes"] = f.send_bytes;
   json["relay_bytes"] = f.relay_bytes;
   json["node_in_bytes"] = f.node_in_bytes;
-  json["max_send_bytes"] = std::max(MaxOf(f.send_bytes), MaxOf(f.relay_bytes));
+  json["max_send_bytes"] = f.max_send_bytes;
+  json["max_port_bytes"] = f.max_port_bytes;
   json["max_recv_bytes"] = MaxOf(f.recv_bytes);
   json["lower_bound_bytes"] = f.lower_bound_bytes;
   json["plan_seconds"] = report.plan_seconds;
@@ -106,7 +113,7 @@ OrderedJson ExplainToJson(const PlanReport& report, std::uint32_t tensor) {
     for (const CopyOp& op : planner::OpsOf(report.plan, route)) {
       if (op.tensor != tensor) continue;
       ops.push_back({{"target", op.target},
-                     {"source", op.source},
+                     {op.relayed ? "relay_from" : "source", op.source},
                      {"local", op.local},
                      {"schedule_round", op.local ? OrderedJson() : OrderedJson(route.round)},
                      {"bytes", op.box.volume() * ItemBytes(spec.dtype)},
@@ -153,9 +160,11 @@ void PrintExplanation(const OrderedJson& explanation, std::ostream& out) {
                      explanation["dtype"].get<std::string>(), explanation["shape"].dump());
   for (const OrderedJson& op : explanation["ops"]) {
     const bool local = op["local"].get<bool>();
+    const char* sender = op.contains("relay_from") ? "relay_from" : "source";
     out << fmt::format(
-        "  target {:>4} <- source {:>4}  {:>11}  {:<10} {}\n", op["target"].get<std::uint32_t>(),
-        op["source"].get<std::uint32_t>(), HumanBytes(op["bytes"].get<std::uint64_t>()),
+        "  target {:>4} <- {} {:>4}  {:>11}  {:<10} {}\n", op["target"].get<std::uint32_t>(),
+        op.contains("relay_from") ? "target" : "source", op[sender].get<std::uint32_t>(),
+        HumanBytes(op["bytes"].get<std::uint64_t>()),
         local ? "local" : fmt::format("round {}", op["schedule_round"].get<std::uint32_t>()),
         op["box"].dump());
   }
@@ -171,8 +180,10 @@ Status WriteOps(const PlanReport& report, const std::string& path) {
   constexpr std::size_t kFlushBytes = 1 << 20;
   std::string text;
   for (const planner::Route& route : report.plan.routes) {
+    std::optional<std::uint32_t> round;  // without relays no op depends on another's
+    if (report.plan.options.relays && !route.local) round = route.round;
     for (const CopyOp& op : planner::OpsOf(report.plan, route)) {
-      AppendOp(names[op.tensor], op, &text);
+      AppendOp(names[op.tensor], op, round, &text);
       if (text.size() < kFlushBytes) continue;
       file << text;
       text.clear();

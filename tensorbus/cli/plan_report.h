@@ -20,6 +20,7 @@ struct PlanReport {
   planner::Plan plan;
   planner::PlanFigures figures;
   planner::Certificate certificate;
+  std::string why;  ///< why with relays or without, when that was left to the planner
   double plan_seconds = 0;
   double certificate_seconds = 0;
 };

@@ -42,11 +42,7 @@ int ExitCodeFor(const Status& status) {
 }
 
 Status CheckOptions(const PlanOptions& o) {
-  if (o.relays == "on" || o.relays == "auto") {
-    return {Code::kUnimplemented, fmt::format("--relays {}: not supported yet", o.relays),
-            Reason::kUnsupported};
-  }
-  if (o.relays != "off")
+  if (o.relays != "off" && o.relays != "on" && o.relays != "auto")
     return Usage(fmt::format("--relays '{}': off, on or auto is needed", o.relays));
   const bool files = !o.source.empty() || !o.target.empty();
   const bool book = !o.layouts.empty() || !o.scenario.empty();
@@ -159,9 +155,20 @@ class Planner {
     report->topology = topology_ ? *topology_
                                  : planner::DefaultTopology(report->source.rank_count,
                                                             report->target.rank_count, colocated);
+    TB_RETURN_IF_ERROR(PlanAndCheck(options_.relays == "on", report));
+    if (options_.relays == "auto") TB_RETURN_IF_ERROR(WeighRelays(report));
+    if (!options_.ops.empty()) TB_RETURN_IF_ERROR(WriteOps(*report, options_.ops));
+    OrderedJson json = ToJson(*report);
+    if (!options_.explain.empty()) TB_RETURN_IF_ERROR(Explain(*report, &json));
+    reports_.push_back(std::move(json));
+    return {};
+  }
+
+  Status PlanAndCheck(bool relays, PlanReport* report) {
     auto start = steady_clock::now();
-    TB_ASSIGN_OR_RETURN(report->plan, planner::BuildPlan(report->source, report->target,
-                                                         report->topology, &fault_));
+    TB_ASSIGN_OR_RETURN(report->plan,
+                        planner::BuildPlan(report->source, report->target, report->topology,
+                                           &fault_, {.relays = relays}));
     report->plan_seconds = SecondsSince(start);
     start = steady_clock::now();
     auto certificate =
@@ -171,10 +178,16 @@ class Planner {
     report->certificate = *certificate;
     TB_ASSIGN_OR_RETURN(report->figures, planner::FiguresOf(report->source, report->target,
                                                             report->topology, report->plan));
-    if (!options_.ops.empty()) TB_RETURN_IF_ERROR(WriteOps(*report, options_.ops));
-    OrderedJson json = ToJson(*report);
-    if (!options_.explain.empty()) TB_RETURN_IF_ERROR(Explain(*report, &json));
-    reports_.push_back(std::move(json));
+    return {};
+  }
+
+  /// Plans with relays as well and keeps the better plan.
+  Status WeighRelays(PlanReport* report) {
+    PlanReport relayed = *report;
+    TB_RETURN_IF_ERROR(PlanAndCheck(true, &relayed));
+    planner::RelayVerdict verdict = planner::WeighRelays(report->figures, relayed.figures);
+    if (verdict.relays) *report = std::move(relayed);
+    report->why = std::move(verdict.why);
     return {};
   }
 

@@ -6,8 +6,8 @@ usage: accept_plans.py --ctl PATH/tensorbusctl [--seeds 200] [--first-seed 0] [-
 
 Random pairs are checked element by element (check_plan.py); scenarios against
 manifests/expected_bytes.json, the busiest source against its bound (at most 1.02 times without relays, 1.05
-with them) and, with relays, bytes into each node of eight (at most 1.02 times). Exit 0 when all hold; else
-1 and each fault on a line.
+with them) and, with relays, bytes into each node of eight (at most 1.02 times) and the busiest sender, relaying
+included (at most 1.1 times the busiest receive). Exit 0 when all hold; else 1 and each fault on a line.
 """
 import argparse
 import json
@@ -77,6 +77,12 @@ def scenario(ctl, manifests, sid, want, relays):
         for node, (got, least) in enumerate(zip(plan["node_in_bytes"], want["node_in_min"])):
             if got > 1.02 * least:
                 return f"node {node} receives {got} bytes, {got / max(1, least):.3f} times the least"
+        if plan["max_send_bytes"] > 1.1 * max(plan["recv_bytes"]):
+            return f"some rank sends {plan['max_send_bytes']} bytes, the busiest receives {max(plan['recv_bytes'])}"
+    if sum(plan["send_bytes"]) + sum(plan["relay_bytes"]) != sum(plan["recv_bytes"]):
+        return "bytes sent and passed on are not those received"
+    if not relays and any(plan["relay_bytes"]):
+        return "bytes are passed on though relays are off"
     return None if plan["certificate"]["valid"] else "certificate invalid"
 
 

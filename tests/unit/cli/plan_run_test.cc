@@ -86,6 +86,45 @@ TEST_F(PlanRunTest, WritesOneOpALine) {
   EXPECT_THAT(json_["error"]["message"], HasSubstr("no/ops"));
 }
 
+/// One source, two targets that need all it has.
+constexpr const char* kOneSource = R"json({"format": "tensorbus-layout-1", "ranks": 1, "tensors": [
+  {"name": "a", "dtype": "f32", "shape": [8], "boxes": [[[[0, 8]]]]}]})json";
+constexpr const char* kTwoCopies = R"json({"format": "tensorbus-layout-1", "ranks": 2, "tensors": [
+  {"name": "a", "dtype": "f32", "shape": [8], "boxes": [[[[0, 8]]], [[[0, 8]]]]}]})json";
+
+TEST_F(PlanRunTest, RelaysWhereAskedForAndWhereTheyPay) {
+  options_.source = Write("a.json", kOneSource);
+  options_.target = Write("b.json", kTwoCopies);
+  options_.ops = folder_ / "ops";
+  ASSERT_EQ(Run(), 0);
+  EXPECT_EQ(json_["relays"], "off");
+  EXPECT_EQ(json_["send_bytes"], Json({64}));
+  EXPECT_EQ(json_["lower_bound_bytes"], 64);
+  options_.relays = "on";
+  ASSERT_EQ(Run(), 0);
+  EXPECT_EQ(json_["relays"], "on");
+  EXPECT_EQ(json_["send_bytes"], Json({32}));
+  EXPECT_EQ(json_["recv_bytes"], Json({32, 32}));
+  EXPECT_EQ(json_["node_in_bytes"], Json({32}));
+  EXPECT_EQ(json_["max_send_bytes"], 32);
+  EXPECT_EQ(json_["lower_bound_bytes"], 32);
+  std::ifstream file(folder_ / "ops");
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  EXPECT_THAT(lines, ::testing::UnorderedElementsAre(
+                         ::testing::ContainsRegex(R"("source": 0, "target": ., "round": 0, "box")"),
+                         ::testing::ContainsRegex(R"("relay_from": ., "target": ., "round": 1)")));
+  options_.relays = "auto";
+  ASSERT_EQ(Run(), 0);
+  EXPECT_EQ(json_["relays"], "on");
+  EXPECT_THAT(json_["relays_why"], HasSubstr("64 bytes without relays and 32 with them"));
+  // Two sources with half each: nothing to gain.
+  options_.source = Write("a.json", kSource);
+  options_.target = Write("b.json", kTarget);
+  ASSERT_EQ(Run(), 0);
+  EXPECT_EQ(json_["relays"], "off");
+}
+
 TEST_F(PlanRunTest, ExplainsOneTensor) {
   options_.explain = "a";
   ASSERT_EQ(Run(), 0);
@@ -138,9 +177,6 @@ TEST_F(PlanRunTest, BadInputAndUsageExitWithTwo) {
   EXPECT_EQ(Run(), 2);
   options_.target.clear();
   EXPECT_EQ(Run(), 2);
-  options_.relays = "on";
-  EXPECT_EQ(Run(), 2);
-  EXPECT_THAT(err_, HasSubstr("not supported yet"));
   options_.relays = "maybe";
   EXPECT_EQ(Run(), 2);
 }

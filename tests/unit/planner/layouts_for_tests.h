@@ -80,6 +80,31 @@ inline std::vector<CopyOp> AllOps(const Plan& plan) {
   return ops;
 }
 
+/// Element by element: a target passes on only what it has received, from another device, in a lower
+/// round. Empty when all is well, else the first fault.
+inline std::string RelayFault(const JobLayout& target, const Plan& plan) {
+  for (const Route& route : plan.routes) {
+    if (!route.relayed) continue;
+    for (const CopyOp& op : OpsOf(plan, route)) {
+      std::string fault;
+      ForEachIndex(target.tensors[op.tensor].spec.shape, [&](const std::vector<std::uint64_t>& at) {
+        if (!Holds(Holding{{{0, {op.box}}}}, 0, at)) return;
+        bool arrived = false;
+        for (const Route& into : plan.routes) {
+          if (into.target != op.source || into.local || into.round >= route.round) continue;
+          for (const CopyOp& before : OpsOf(plan, into)) {
+            arrived = arrived || (before.tensor == op.tensor &&
+                                  Holds(Holding{{{0, {before.box}}}}, 0, at));
+          }
+        }
+        if (!arrived) fault = "target " + std::to_string(op.source) + " passes on what it has not";
+      });
+      if (!fault.empty()) return fault;
+    }
+  }
+  return "";
+}
+
 /// Element by element: every needed element is written once, from a rank that holds it, and nothing
 /// else is. Empty when all is well, else the first fault.
 inline std::string ElementFault(const JobLayout& source, const JobLayout& target,

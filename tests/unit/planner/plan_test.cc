@@ -52,9 +52,13 @@ TEST(BuildPlan, EveryPairOfSmallMeshesIsRightElementByElement) {
                                        Resolve(to.mesh, to.placements, shape, targets).value());
         for (const bool colocated : {false, true}) {
           const Topology topology = DefaultTopology(sources, targets, colocated);
-          ASSERT_OK_AND_ASSIGN(const Plan plan, BuildPlan(source, target, topology));
-          ASSERT_EQ(ElementFault(source, target, plan), "") << shape.ToString();
-          ASSERT_OK(CheckPlan(source, target, topology, plan));
+          for (const bool relays : {false, true}) {
+            ASSERT_OK_AND_ASSIGN(const Plan plan,
+                                 BuildPlan(source, target, topology, nullptr, {.relays = relays}));
+            ASSERT_EQ(ElementFault(source, target, plan), "") << shape.ToString();
+            ASSERT_EQ(RelayFault(target, plan), "") << shape.ToString();
+            ASSERT_OK(CheckPlan(source, target, topology, plan));
+          }
         }
       }
     }
@@ -91,6 +95,17 @@ Holding RandomHolding(const Shape& shape, std::uint32_t ranks, bool everything) 
   return holding;
 }
 
+/// Ranks dealt to two nodes, some to none.
+std::vector<Topology::Node> RandomNodes(std::uint32_t sources, std::uint32_t targets) {
+  std::vector<Topology::Node> nodes(3);
+  for (std::uint32_t rank = 0; rank < sources; ++rank)
+    nodes[*rc::gen::inRange<std::size_t>(0, 3)].source.push_back(rank);
+  for (std::uint32_t rank = 0; rank < targets; ++rank)
+    nodes[*rc::gen::inRange<std::size_t>(0, 3)].target.push_back(rank);
+  nodes.pop_back();
+  return nodes;
+}
+
 TEST(BuildPlan, RandomLayoutsAreRightElementByElement) {
   const bool fine = rc::check("plans move every element once", [] {
     const auto rank = *rc::gen::inRange(0, 4);
@@ -105,10 +120,13 @@ TEST(BuildPlan, RandomLayoutsAreRightElementByElement) {
     const JobLayout source = JobOf(sources, specs, RandomHolding(shape, sources, true));
     const JobLayout target = JobOf(targets, specs, RandomHolding(shape, targets, false));
     RC_ASSERT(Validate(source).ok());
-    const Topology topology = DefaultTopology(sources, targets, *rc::gen::arbitrary<bool>());
-    const auto plan = BuildPlan(source, target, topology);
+    Topology topology = DefaultTopology(sources, targets, *rc::gen::arbitrary<bool>());
+    if (*rc::gen::arbitrary<bool>()) topology.nodes = RandomNodes(sources, targets);
+    const bool relays = *rc::gen::arbitrary<bool>();
+    const auto plan = BuildPlan(source, target, topology, nullptr, {.relays = relays});
     RC_ASSERT(plan.ok());
     RC_ASSERT(ElementFault(source, target, *plan) == "");
+    RC_ASSERT(RelayFault(target, *plan) == "");
     RC_ASSERT(CheckPlan(source, target, topology, *plan).ok());
   });
   EXPECT_TRUE(fine);

@@ -1,0 +1,201 @@
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <tuple>
+
+#include "planner/balance.h"
+#include "planner/choose.h"
+#include "planner/dealer.h"
+#include "planner/relay_trees.h"
+
+namespace tensorbus::planner {
+namespace {
+
+using Ranks = std::vector<std::uint32_t>;
+
+/// All tensors of a class need a box at all targets of a group.
+struct Need {
+  std::uint32_t class_index = 0;
+  std::uint32_t box = 0;
+};
+
+/// What any of the same holders may send along the same trees.
+struct Group {
+  std::uint32_t supply = 0;
+  RelayTrees trees;
+  std::uint64_t bytes = 0;
+  std::vector<Need> needs;
+};
+
+/// How what some ranks hold gets to some targets.
+struct Delivery {
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> local;  // target, and source on its device
+  std::vector<std::size_t> groups;  // one for each node that has holders, else one
+};
+
+/// A holder and a tree: who gets one interval of the line of a group's bytes.
+struct Way {
+  std::uint64_t end = 0;
+  std::uint32_t holder = 0;
+  std::size_t tree = 0;
+};
+
+/// Cuts the line of a group's bytes, [begin, begin + bytes) of its supply, where a holder's share
+/// ends and into equal intervals for its trees.
+std::vector<Way> WaysOf(const Group& group, std::uint64_t begin, const Ranks& holders,
+                        std::span<const std::uint64_t> holder_ends) {
+  const std::uint64_t trees = group.trees.count();
+  std::vector<Way> ways;
+  std::size_t holder = 0;
+  while (holder + 1 < holders.size() && holder_ends[holder] <= begin) ++holder;
+  for (std::uint64_t tree = 0; tree < trees; ++tree) {
+    // The same as bytes * (tree + 1) / trees, which might overflow.
+    const std::uint64_t end =
+        group.bytes / trees * (tree + 1) + group.bytes % trees * (tree + 1) / trees;
+    while (holder + 1 < holders.size() && holder_ends[holder] < begin + end) {
+      ways.push_back({holder_ends[holder] - begin, holders[holder], tree});
+      ++holder;
+    }
+    ways.push_back({end, holders[holder], tree});
+  }
+  return ways;
+}
+
+class RelayChooser {
+ public:
+  RelayChooser(const LayoutMatch& match, const TopologyIndex& places, std::uint32_t source_count)
+      : match_(match), places_(places), source_count_(source_count) {}
+
+  Result<ChosenTransfers> Run() && {
+    out_.by_class.resize(match_.classes.size());
+    out_.cuts_begin = static_cast<std::uint32_t>(match_.boxes.size());
+    for (std::uint32_t c = 0; c < match_.classes.size(); ++c) TB_RETURN_IF_ERROR(Collect(c));
+    DealAll();
+    return std::move(out_);
+  }
+
+ private:
+  Status Collect(std::uint32_t class_index) {
+    const TensorClass& c = match_.classes[class_index];
+    const auto count = static_cast<std::uint32_t>(c.tensors.size());
+    for (const Cell& cell : match_.cells[class_index]) {
+      const Delivery& delivery = DeliveryOf(cell);
+      for (const auto& [target, source] : delivery.local)
+        out_.by_class[class_index].push_back({target, source, cell.box, 0, count, 0, 0, true});
+      const std::uint64_t box_bytes = match_.boxes[cell.box].volume() * ItemBytes(c.dtype);
+      for (const std::size_t g : delivery.groups) {
+        TB_RETURN_IF_ERROR(AddDemand(box_bytes, count, &groups_[g]));
+        groups_[g].needs.push_back({class_index, cell.box});
+      }
+    }
+    return {};
+  }
+
+  /// Cells with the same holders and targets are delivered alike.
+  const Delivery& DeliveryOf(const Cell& cell) {
+    const auto [at, is_new] = deliveries_.try_emplace({cell.holders, cell.targets});
+    if (is_new)
+      at->second = MakeDelivery(match_.rank_sets[cell.holders], match_.rank_sets[cell.targets]);
+    return at->second;
+  }
+
+  /// A node that has holders takes the bytes from these. The others get them one from the other,
+  /// the first from one of those nodes; if there is none, from any holder.
+  Delivery MakeDelivery(const Ranks& holders, const Ranks& targets) {
+    Delivery delivery;
+    std::map<std::uint32_t, Ranks> with_holders;  // by node: its targets
+    std::map<std::uint32_t, Ranks> others;
+    for (const std::uint32_t target : targets) {
+      if (const auto local = places_.LocalHolder(holders, target)) {
+        delivery.local.emplace_back(target, *local);
+        continue;
+      }
+      const bool near = !places_.OnNode(holders, target).empty();
+      (near ? with_holders : others)[places_.NodeOf(target)].push_back(target);
+    }
+    std::vector<Ranks> rest;
+    for (auto& [node, ranks] : others) rest.push_back(std::move(ranks));
+    if (with_holders.empty()) {
+      if (!rest.empty()) delivery.groups.push_back(AddGroup(holders, std::move(rest), false));
+      return delivery;
+    }
+    std::size_t until_carrier = deliveries_.size() % with_holders.size();  // they take turns
+    for (auto& [node, ranks] : with_holders) {
+      const Ranks near = places_.OnNode(holders, ranks.front());
+      std::vector<Ranks> nodes = {std::move(ranks)};
+      if (until_carrier-- == 0) nodes.insert(nodes.end(), rest.begin(), rest.end());
+      delivery.groups.push_back(AddGroup(near, std::move(nodes), true));
+    }
+    return delivery;
+  }
+
+  std::size_t AddGroup(const Ranks& holders, std::vector<Ranks> nodes, bool root_first) {
+    const std::uint32_t supply = supply_numbers_.Add(holders);
+    if (supply == supplies_.size()) supplies_.push_back({holders, 0});
+    groups_.push_back({supply, RelayTrees(std::move(nodes), root_first), 0, {}});
+    return groups_.size() - 1;
+  }
+
+  Status AddDemand(std::uint64_t box_bytes, std::uint64_t count, Group* group) {
+    std::uint64_t bytes = 0;
+    if (__builtin_mul_overflow(box_bytes, count, &bytes) || bytes > kMaxSupplyBytes - total_) {
+      return {Code::kResourceExhausted, "the plan would move more than 2^62 bytes",
+              Reason::kUnsupported};
+    }
+    total_ += bytes;
+    group->bytes += bytes;
+    supplies_[group->supply].bytes += bytes;
+    return {};
+  }
+
+  void DealAll() {
+    std::vector<std::vector<std::uint64_t>> holder_ends = Balance(supplies_, source_count_);
+    for (auto& ends : holder_ends) std::partial_sum(ends.begin(), ends.end(), ends.begin());
+    std::vector<std::uint64_t> dealt(supplies_.size());
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      const std::uint32_t s = groups_[g].supply;
+      Deal(groups_[g], g, WaysOf(groups_[g], dealt[s], supplies_[s].holders, holder_ends[s]));
+      dealt[s] += groups_[g].bytes;
+    }
+  }
+
+  /// `turn`: the tree that begins. What is too small to be cut falls to the last, so groups begin
+  /// at different ones.
+  void Deal(const Group& group, std::size_t turn, const std::vector<Way>& ways) {
+    std::vector<std::uint64_t> ends;
+    for (const Way& way : ways) ends.push_back(way.end);
+    Dealer dealer(std::move(ends), &out_);
+    for (const Need& need : group.needs) {
+      std::vector<Transfer>& transfers = out_.by_class[need.class_index];
+      for (const Part& part :
+           dealer.Deal(match_.classes[need.class_index], match_.boxes[need.box], need.box)) {
+        const Way& way = ways[part.taker];
+        for (const RelayStep& step : group.trees.Steps((way.tree + turn) % group.trees.count())) {
+          const std::uint32_t sender = step.hop == 0 ? way.holder : step.sender;
+          transfers.push_back(
+              {step.target, sender, part.box, part.first, part.last, step.hop, 0, false});
+        }
+      }
+    }
+  }
+
+  const LayoutMatch& match_;
+  const TopologyIndex& places_;
+  std::uint32_t source_count_;
+  /// By sets of holders and targets.
+  std::map<std::pair<std::uint32_t, std::uint32_t>, Delivery> deliveries_;
+  RankSets supply_numbers_;
+  std::vector<Supply> supplies_;
+  std::vector<Group> groups_;
+  std::uint64_t total_ = 0;
+  ChosenTransfers out_;
+};
+
+}  // namespace
+
+Result<ChosenTransfers> ChooseRelays(const LayoutMatch& match, const TopologyIndex& places,
+                                     std::uint32_t source_count) {
+  return RelayChooser(match, places, source_count).Run();
+}
+
+}  // namespace tensorbus::planner

@@ -1,0 +1,47 @@
+#include "planner/relay_trees.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace tensorbus::planner {
+namespace {
+
+/// Most ranks to begin with. Nodes whose sizes have a larger common multiple get nearly even turns.
+constexpr std::size_t kStartsMax = 64;
+
+}  // namespace
+
+RelayTrees::RelayTrees(std::vector<std::vector<std::uint32_t>> nodes, bool root_first)
+    : nodes_(std::move(nodes)), root_first_(root_first) {
+  node_orders_ = std::max<std::size_t>(1, nodes_.size() - (root_first_ ? 1 : 0));
+  for (const auto& node : nodes_) {
+    starts_ = std::lcm(starts_, node.size());
+    if (starts_ <= kStartsMax) continue;
+    starts_ = kStartsMax;
+    break;
+  }
+}
+
+std::vector<RelayStep> RelayTrees::Steps(std::size_t tree) const {
+  const std::size_t first_node = tree / starts_;
+  const std::size_t start = tree % starts_;
+  const std::size_t fixed = root_first_ ? 1 : 0;
+  std::vector<RelayStep> steps;
+  std::uint32_t head = 0;  // of the node before
+  for (std::size_t place = 0; place < nodes_.size(); ++place) {
+    const bool is_root = root_first_ && place == 0;
+    const auto& node =
+        nodes_[is_root ? 0 : fixed + (place - fixed + first_node) % node_orders_];
+    const std::size_t begin = start * node.size() / starts_;
+    std::uint32_t sender = head;
+    for (std::size_t i = 0; i < node.size(); ++i) {
+      const std::uint32_t target = node[(begin + i) % node.size()];
+      steps.push_back({target, sender, static_cast<std::uint32_t>(place + i)});
+      sender = target;
+    }
+    head = node[begin];
+  }
+  return steps;
+}
+
+}  // namespace tensorbus::planner
