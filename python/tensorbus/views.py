@@ -14,6 +14,7 @@ Names are exact: nothing is guessed from them.
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -58,6 +59,7 @@ class Strides(NamedTuple):
     strides: tuple[int, ...]
     dtype: str
     item_bytes: int
+    read_only: bool = False
 
     @property
     def end(self) -> int:
@@ -75,6 +77,10 @@ def strides_of(view: Any) -> Strides:
     if interface is None:
         raise InvalidError(f"a {type(view).__name__} is neither a PyTorch tensor nor a NumPy array", code="INVALID_ARGUMENT")
     dtype = dtype_name(view.dtype)
+    # Bytes travel as they lie.
+    if interface["typestr"].startswith(">" if sys.byteorder == "little" else "<"):
+        raise InvalidError(f"dtype {interface['typestr']} has its bytes in the other order than this machine; copy it with "
+                           "astype(dtype.newbyteorder('='))", code="INVALID_ARGUMENT", reason="dtype_mismatch")
     item = DTYPES[dtype][1]
     shape = tuple(interface["shape"])
     steps = interface.get("strides")
@@ -84,7 +90,7 @@ def strides_of(view: Any) -> Strides:
             steps.append(step)
             step *= n
         steps = tuple(reversed(steps))
-    return _checked(Strides(interface["data"][0], shape, tuple(steps), dtype, item))
+    return _checked(Strides(interface["data"][0], shape, tuple(steps), dtype, item, interface["data"][1]))
 
 
 def _strides_of_torch(view: Any) -> Strides:

@@ -146,3 +146,12 @@ def test_both_spellings_of_dtypes():
     spelled = {"BF16": "bf16", "torch.bfloat16": "bf16", np.float16: "f16", np.dtype("i8"): "i64", "F8_E4M3": "f8e4m3",
                np.dtype(bool): "bool", "f8e5m2": "f8e5m2"}
     assert {d: dtype_name(d) for d in spelled} == spelled
+
+
+def test_bytes_in_the_other_order_are_refused():
+    other = np.dtype(np.float32).newbyteorder("S")
+    with pytest.raises(tensorbus.InvalidError, match="tensor 'w': .*newbyteorder"):
+        Holding().add("w", np.zeros(4, other))
+    with pytest.raises(tensorbus.InvalidError, match="other order"):
+        strides_of(np.zeros((2, 2), np.dtype(np.int64).newbyteorder("S"))[:, 1])
+    strides_of(np.zeros(4, np.dtype(np.uint8).newbyteorder("S")))  # one byte has no order
