@@ -31,6 +31,7 @@ class Local:
         self.folder = folder
         self.agent = str(folder / "agent.sock")
         self.daemon = f"unix:{folder}/daemon.sock"
+        self._owner = os.getpid()
         self._processes: list[tuple[str, subprocess.Popen[bytes]]] = []
 
     @property
@@ -57,6 +58,9 @@ class Local:
             time.sleep(0.005)
 
     def _stop(self) -> None:
+        # A forked child that ends in the ordinary way comes here too: what runs is not its own.
+        if os.getpid() != self._owner:
+            return
         for _, process in reversed(self._processes):
             process.terminate()
         deadline = time.monotonic() + _STOP_SECONDS

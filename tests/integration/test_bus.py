@@ -309,3 +309,21 @@ def test_local_leaves_nothing_behind():
             os.kill(pid, 0)
     with pytest.raises(tensorbus.NotRunningError):
         tensorbus.connect("policy", "job", role="producer", agent=running.agent)
+
+
+FORKING = """
+import os, sys, tensorbus
+with tensorbus.local() as running:
+    child = os.fork()
+    if child == 0:
+        sys.exit(0)
+    os.waitpid(child, 0)
+    tensorbus.connect("policy", "job", role="producer").close()
+    print("still there")
+"""
+
+
+def test_a_forked_child_that_ends_stops_nothing():
+    done = subprocess.run([sys.executable, "-c", FORKING], env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+                          capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "still there\n"), done.stderr
