@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import bisect
+import math
+import operator
 import os
 import time
 from collections.abc import Callable, Generator, Iterable
@@ -24,14 +26,49 @@ _PROOFS = {"off": 1, "stream": 2, "readback": 3, "memory": 4}
 _MEMORY = {None: 0, "cma": 2, "bucket": 3}
 _MEMORY_NAMES = {1: "mapped", 2: "cma", 3: "bucket"}
 _POLICIES = {"wait": 1, "skip": 2, "snapshot": 3}
+# What the wire takes of a channel's, a job's and a tensor's name.
+_MAX_NAME_BYTES = 1024
 _HOOKS = {0: "fence", 1: "flip_begin", 2: "live"}
 
 
 def _choose(table: dict[Any, int], value: Any, what: str) -> int:
-    if value not in table:
+    if not isinstance(value, (str, type(None))) or value not in table:
         known = ", ".join(repr(k) for k in table)
         raise InvalidError(f"{what} {value!r}; known are {known}", code="INVALID_ARGUMENT")
     return table[value]
+
+
+def _seconds(value: Any) -> float:
+    """A time to wait; none below zero. NaN would wait forever: it is less than nothing."""
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = math.nan
+    if math.isnan(seconds):
+        raise InvalidError(f"a timeout of {value!r}: a number of seconds is needed", code="INVALID_ARGUMENT")
+    return max(seconds, 0.0)
+
+
+def _integer(value: Any, what: str, bits: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 1 << bits:
+        raise InvalidError(f"{what} {value!r}: a whole number from 0 to {(1 << bits) - 1} is needed", code="INVALID_ARGUMENT")
+    return number
+
+
+def _name(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidError(f"{what} {value!r}: a text is needed", code="INVALID_ARGUMENT")
+    try:
+        length = len(value.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidError(f"{what} {value!r} is no valid Unicode: {error}", code="INVALID_ARGUMENT") from None
+    if not 1 <= length <= _MAX_NAME_BYTES:
+        raise InvalidError(f"{what} {value[:40]!r} has {length} bytes; 1 to {_MAX_NAME_BYTES} are supported", code="INVALID_ARGUMENT")
+    return value
 
 
 @dataclass(frozen=True)
@@ -79,7 +116,7 @@ class Arena:
 
     def __init__(self, bytes: int) -> None:
         """Makes `bytes` of zeroed memory. Raises OutOfMemoryError."""
-        self._core = _core.Arena(int(bytes))
+        self._core = _core.Arena(_integer(bytes, "arena bytes", 64))
 
     @property
     def address(self) -> int:
@@ -100,15 +137,16 @@ class Arena:
 
     def allocate(self, bytes: int, alignment: int = 64) -> memoryview:
         """`bytes` that nobody has yet, as a writable buffer that keeps the arena alive. Never given back."""
-        offset = self._core.allocate(int(bytes), alignment)
-        return memoryview(self._core)[offset:offset + int(bytes)]
+        count = _integer(bytes, "bytes", 64)
+        offset = self._core.allocate(count, _integer(alignment, "alignment", 64))
+        return memoryview(self._core)[offset:offset + count]
 
     def array(self, shape: Iterable[int], dtype: Any = "float32") -> Any:
         """A zeroed NumPy array in the arena."""
         import numpy
 
         kind = numpy.dtype(dtype)
-        shape = tuple(int(n) for n in shape)
+        shape = tuple(_integer(n, "dimension", 63) for n in shape)
         count = 1
         for n in shape:
             count *= n
@@ -138,7 +176,7 @@ class Request:
 
         After a DeadlineError of this call itself (`done()` is false) the request goes on.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + _seconds(timeout_s)
         while self._ended is None:
             left = deadline - time.monotonic()
             try:
@@ -179,6 +217,17 @@ class _Pump:
         self._loop.call_soon(self._ready)
         return future
 
+    def stop(self) -> None:
+        """Lets go of the descriptor and wakes everybody; from the loop's own thread when it runs."""
+        if self._loop.is_closed():
+            return
+        waiting, self._waiting = self._waiting, {}
+        if waiting:
+            self._loop.remove_reader(self._fd)
+        for future in waiting.values():
+            if not future.done():
+                future.set_result(None)
+
     def _ready(self) -> None:
         self._client._poll()
         for request, future in list(self._waiting.items()):
@@ -197,8 +246,9 @@ class Client:
     awaited, or in the thread of start_service(). Thread-safe, except close(). Not to be used after fork().
     """
 
-    def __init__(self, core: _core.Client) -> None:
+    def __init__(self, core: _core.Client, role: str) -> None:
         self._core = core
+        self._role = role
         self._arenas: list[Arena] = []
         self._holding: Holding | None = None
         self._hook_error: BaseException | None = None
@@ -217,6 +267,8 @@ class Client:
     def close(self) -> None:
         """Leaves the channel. Idempotent."""
         if not self._core.closed:
+            for pump in self._pumps.values():
+                pump.stop()
             self._pumps.clear()
             self._core.close()
         self._holding = None
@@ -232,7 +284,7 @@ class Client:
 
     def reconnect(self, timeout_s: float = 60.0) -> None:
         """After the agent went away: the same memory with the agent that listens now."""
-        self._core.reconnect(timeout_s)
+        self._core.reconnect(_seconds(timeout_s))
 
     def start_service(self) -> None:
         """Answers the agent from a thread, so that hooks and buckets do not depend on somebody waiting."""
@@ -257,6 +309,13 @@ class Client:
 
         Raises LayoutError when the two sides do not fit, StateError for a second publisher, and so on.
         """
+        for name in holding.tensors:
+            _name(name, "tensor name")
+        if self._role == "consumer":
+            for view in holding.views:
+                if view.at.read_only:
+                    raise InvalidError(f"tensor '{view.name}': its memory is read-only, and an update would write it",
+                                       code="INVALID_ARGUMENT")
         self._core.detach_all()
         places = _Places(self._core, self._arenas, holding)
         index = {name: i for i, name in enumerate(holding.tensors)}
@@ -269,7 +328,7 @@ class Client:
         answer = self._core.register(
             tensors=tensors, pieces=pieces, flip=_choose(_FLIPS, flip, "flip mode"),
             proof=_choose(_PROOFS, proof, "proof"), private_mode=_choose(_MEMORY, private_mode, "memory mode"),
-            leave_out=list(leave_out), timeout_s=timeout_s)
+            leave_out=[_name(name, "leave_out") for name in leave_out], timeout_s=_seconds(timeout_s))
         self._holding = holding
         return Registered(**{**answer, "mode": _MEMORY_NAMES[answer["mode"]]})
 
@@ -282,8 +341,10 @@ class Client:
         `policy` is what a slow consumer may cost: wait (until `min_replicas` have it), skip, or snapshot (the agent copies
         now; `keep_last` of these stay for a rollback). `receipts` digests the memory now, to catch writers that bypass the fence.
         """
-        core = self._core.publish(version=version, policy=_choose(_POLICIES, policy, "policy"), min_replicas=min_replicas,
-                                  receipts=receipts, keep_last=keep_last)
+        version = _integer(version, "version", 64)
+        core = self._core.publish(version=version, policy=_choose(_POLICIES, policy, "policy"),
+                                  min_replicas=_integer(min_replicas, "min_replicas", 32), receipts=bool(receipts),
+                                  keep_last=_integer(keep_last, "keep_last", 32))
 
         def accepted(answer: dict[str, Any]) -> None:
             self._published = max(self._published, version)
@@ -295,6 +356,7 @@ class Client:
 
         Raises DeadlineError naming who holds it; the memory must still not be written then.
         """
+        timeout_s = _seconds(timeout_s)
         began = time.monotonic()
         try:
             # The long wait in slices, for Ctrl-C. Other failures than the deadline are the fence's own to judge.
@@ -311,6 +373,7 @@ class Client:
 
     def wait_released(self, version: int, timeout_s: float) -> None:
         """Returns once `version`'s memory may be written. Raises DeadlineError naming who holds it."""
+        version, timeout_s = _integer(version, "version", 64), _seconds(timeout_s)
         if self.released_version >= version:
             return
         core = self._core.request_release(version=version, timeout_s=timeout_s)
@@ -335,8 +398,8 @@ class Client:
         if isinstance(which, str):
             selector, version = _choose({"latest": 1, "next": 2}, which, "version"), 0
         else:
-            selector, version = 3, int(which)
-        core = self._core.update(selector=selector, version=version, timeout_s=timeout_s)
+            selector, version = 3, _integer(which, "version", 64)
+        core = self._core.update(selector=selector, version=version, timeout_s=_seconds(timeout_s))
         return Request(self, core, _outcome)
 
     def cancel_update(self) -> Request:
@@ -443,7 +506,9 @@ def connect(channel: str, job: str, *, role: str, rank: int = 0, rank_count: int
     Raises NotRunningError when no agent listens, BusPermissionError, StateError for another protocol or job.
     """
     core = _core.Client.connect(
-        channel=channel, job=job, role=_choose(_ROLES, role, "role"), replica=replica, rank=rank, rank_count=rank_count,
-        agent_socket="" if agent is None else os.fspath(agent), agent_uid=-1 if agent_uid is None else agent_uid,
-        library=f"tensorbus {_core.__version__} python", timeout_s=timeout_s)
-    return Client(core)
+        channel=_name(channel, "channel"), job=_name(job, "job"), role=_choose(_ROLES, role, "role"),
+        replica=_integer(replica, "replica", 32), rank=_integer(rank, "rank", 32),
+        rank_count=_integer(rank_count, "rank_count", 32), agent_socket="" if agent is None else os.fspath(agent),
+        agent_uid=-1 if agent_uid is None else _integer(agent_uid, "agent_uid", 32),
+        library=f"tensorbus {_core.__version__} python", timeout_s=_seconds(timeout_s))
+    return Client(core, role)

@@ -51,6 +51,66 @@ def test_words_are_checked_before_anything_is_sent(agent):
         connect(agent, role="trainer")
 
 
+@pytest.mark.parametrize("bad", [{"rank": -1}, {"rank": 1.5}, {"rank": "0"}, {"rank_count": 1 << 32}, {"replica": -1},
+                                 {"agent_uid": -1}, {"timeout_s": float("nan")}, {"timeout_s": None}])
+def test_numbers_are_checked_before_anything_is_sent(agent, bad):
+    with pytest.raises(tensorbus.InvalidError, match=repr(next(iter(bad.values())))):
+        connect(agent, **bad)
+
+
+@pytest.mark.parametrize("name", ["", "\ud800", "x" * 1025, 7, None])
+def test_names_are_checked_before_anything_is_sent(agent, bus, name):
+    for channel, job in ((name, "job"), ("policy", name)):
+        with pytest.raises(tensorbus.InvalidError):
+            tensorbus.connect(channel, job, role="producer", agent=agent.path)
+    holding = tensorbus.Holding()
+    holding.add(name, np.zeros(4, np.float32))
+    with pytest.raises(tensorbus.InvalidError, match="tensor name"):
+        bus.register(holding)
+
+
+def test_arguments_of_requests_are_checked_before_anything_is_sent(bus):
+    for version in (-1, 1.5, 1 << 64, "5", None):
+        with pytest.raises(tensorbus.InvalidError, match="version"):
+            bus.publish(version)
+        with pytest.raises(tensorbus.InvalidError, match="version"):
+            bus.update(version)
+    for bad in ({"min_replicas": -1}, {"keep_last": -1}, {"policy": []}):
+        with pytest.raises(tensorbus.InvalidError, match=next(iter(bad))):
+            bus.publish(1, **bad)
+    for bad in (-1, "x", 1 << 64):
+        with pytest.raises(tensorbus.InvalidError, match="bytes"):
+            tensorbus.Arena(bad)
+    with pytest.raises(tensorbus.InvalidError, match="dimension -1"):
+        tensorbus.Arena(4096).array((-1, -4))
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), "soon", None])
+def test_a_timeout_that_is_no_number_is_refused_instead_of_waited_for(agent, bus, timeout):
+    agent.play(lambda: agent.send(REPLY, agent.expect(PUBLISH)[0], status()))
+    request = bus.publish(1)
+    for call in (request.wait, bus.before_write, lambda t: bus.wait_released(1, t), bus.reconnect,
+                 lambda t: bus.update(timeout_s=t)):
+        with pytest.raises(tensorbus.InvalidError, match="timeout"):
+            call(timeout)
+    request.wait(timeout_s=10)
+
+
+def test_memory_that_may_not_be_written_is_for_producers_only(agent):
+    memory = np.zeros(4, np.float32)
+    memory.flags.writeable = False
+    holding = tensorbus.Holding()
+    holding.add("w", memory)
+    agent.play(agent.accept_and_register)
+    with connect(agent) as client:
+        client.register(holding)
+    agent.play(agent.accept_and_register)
+    with connect(agent, role="consumer") as client:
+        with pytest.raises(tensorbus.InvalidError, match="tensor 'w': its memory is read-only"):
+            client.register(holding)
+    agent.forgive()
+
+
 @pytest.mark.parametrize("code, reason, kind", [(4, 0, TimeoutError), (7, 0, PermissionError), (8, 14, MemoryError),
                                                 (3, 2, ValueError), (14, 7, ConnectionError), (9, 1, RuntimeError)])
 def test_failures_are_the_built_in_kinds(agent, bus, code, reason, kind):
@@ -200,6 +260,22 @@ def test_requests_can_be_awaited_together(agent, bus):
         return await bus.claim()
 
     assert asyncio.run(claim()) == 6
+
+
+def test_close_ends_what_is_awaited(agent, bus):
+    async def run():
+        waiting = [asyncio.ensure_future(asyncio.wait_for(_await(bus.publish(version)), 10)) for version in (1, 2)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        bus.close()
+        for ended in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(ended, tensorbus.StateError) and "closed" in str(ended)
+
+    asyncio.run(run())
+
+
+async def _await(request):
+    return await request
 
 
 def test_service_thread_answers_while_nobody_waits(agent, bus):
