@@ -40,7 +40,7 @@ class PullState {
   void Cancel();
 
   bool failed() const;
-  /// Whether Done may run: every byte arrived and `quiet`, or it failed; and nobody is inside.
+  /// Whether Done may run: every byte arrived, or it failed; and nobody is inside.
   bool over() const;
   /// Whether all bytes arrived and nothing failed.
   bool complete() const;

@@ -15,7 +15,7 @@ namespace tensorbus::transport {
 /// it sent. Both ends prove that they know the shared token before anything else is believed. The
 /// bytes themselves are not encrypted.
 ///
-/// Staging is one scratch buffer per I/O thread, whatever the size of the tensors.
+/// Staged are one scratch per I/O thread and, for foreign memory, at most 1 MiB per connection.
 class TcpTransport final : public Transport {
  public:
   /// Listens and starts the I/O threads.
