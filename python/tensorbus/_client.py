@@ -187,7 +187,7 @@ class Request:
                     self._ended = None, error
                 elif left <= 0:
                     raise
-            except Exception as error:
+            except Error as error:
                 self._ended = None, self._client._explain(error)
         value, failure = self._ended
         if failure is not None:
@@ -434,8 +434,8 @@ class Client:
     def _poll(self) -> None:
         try:
             self._core.poll()
-        except Exception:  # noqa: BLE001  every pending request carries the failure itself
-            pass
+        except Error:
+            pass  # every pending request carries the failure itself
 
     def _explain(self, error: Exception) -> Exception:
         """A refused update shows the hook's own exception as its cause."""
