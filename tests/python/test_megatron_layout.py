@@ -9,7 +9,7 @@ import torch
 
 from tensorbus.models.config import DecoderConfig
 from tensorbus.models.made import made_decoder
-from tensorbus.quickstart.megatron_layout import fill_buffers, fill_qkv, megatron_layout, stage_layers
+from tensorbus.quickstart.megatron_layout import fill_buffers, megatron_layout, stage_layers
 from tensorbus.quickstart.sliced_trainer import noisy
 
 SMALL = DecoderConfig(vocab=131, hidden=64, layers=3, heads=8, kv_heads=4, head_dim=8, intermediate=64)
@@ -40,6 +40,13 @@ def test_all_ranks_together_hold_the_whole_model(config: DecoderConfig, tp: int,
         assert int(count.min()) == int(count.max()) == copies, name
 
 
+def stacked_qkv(config: DecoderConfig, tp: int, rank: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """`linear_qkv` of a rank from whole projections [heads * d, D], by reshaping instead of views."""
+    d, groups = config.head_dim, config.kv_heads
+    grouped = [w.view(groups, -1, d, w.shape[-1]) for w in (q, k, v)]
+    return torch.cat(grouped, dim=1).chunk(tp)[rank].reshape(-1, q.shape[-1])
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_interleaved_projection_equals_reshaping(rank: int) -> None:
     state = {name: weight.detach() for name, weight in made_decoder(SMALL).named_parameters()}
@@ -47,7 +54,7 @@ def test_interleaved_projection_equals_reshaping(rank: int) -> None:
     buffers = {b.name: torch.zeros(b.shape, dtype=torch.bfloat16) for b in layout}
     fill_buffers(layout, buffers, state.__getitem__)
     whole = [state[f"model.layers.1.self_attn.{kind}_proj.weight"] for kind in "qkv"]
-    assert torch.equal(buffers["decoder.layers.1.self_attention.linear_qkv.weight"], fill_qkv(SMALL, 2, rank, *whole))
+    assert torch.equal(buffers["decoder.layers.1.self_attention.linear_qkv.weight"], stacked_qkv(SMALL, 2, rank, *whole))
 
 
 def test_stages_share_layers_out() -> None:

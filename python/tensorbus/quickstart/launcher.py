@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tensorbus.models.cache import cache_folder
 from tensorbus.models.config import read_config
 
 from .display import Display, print_table
@@ -43,7 +44,6 @@ class Options:
     model_name: str = ""
     report: Path | None = None
     check_leaks: bool = False
-    keep_folder: bool = False
 
 
 @dataclass
@@ -74,7 +74,7 @@ def run(options: Options, start_services: StartServices, command: JobCommand = j
         result = _run_in(folder, options, start_services, command)
         failed = False
     finally:
-        if options.keep_folder or failed:
+        if failed:
             _keep_logs(folder)
         shutil.rmtree(folder, ignore_errors=True)
     if options.check_leaks:
@@ -87,7 +87,7 @@ def run(options: Options, start_services: StartServices, command: JobCommand = j
 
 def log_folder() -> Path:
     """Where the logs of the last failed run are kept."""
-    return Path(tempfile.gettempdir()) / "tensorbus-quickstart-logs"
+    return cache_folder() / "quickstart-logs"
 
 
 def _keep_logs(folder: Path) -> None:

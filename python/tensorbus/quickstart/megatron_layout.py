@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-import torch
 from torch import Tensor
 
 from tensorbus.models.config import DecoderConfig
@@ -89,13 +88,6 @@ def megatron_layout(config: DecoderConfig, tp: int, pp: int, rank: int) -> list[
         if not config.tied or pp > 1:
             buffers.append(_vocab(head, "output_layer.weight", config, tp, tensor_rank))
     return buffers
-
-
-def fill_qkv(config: DecoderConfig, tp: int, rank: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """`linear_qkv` of a rank from whole projections [heads * d, D], by reshaping instead of views; the tests' second opinion."""
-    d, groups = config.head_dim, config.kv_heads
-    grouped = [w.view(groups, -1, d, w.shape[-1]) for w in (q, k, v)]
-    return torch.cat(grouped, dim=1).chunk(tp)[rank].reshape(-1, q.shape[-1])
 
 
 def fill_buffers(layout: list[Buffer], buffers: dict[str, Tensor], full: Callable[[str], Tensor]) -> None:
