@@ -33,6 +33,7 @@ class Arrivals {
       list_[next[op.tensor]++] = {op.box, round};
     });
     for (std::size_t t = 0; t < tensor_count; ++t) {
+      if (starts_[t + 1] - starts_[t] < 2) continue;
       std::sort(list_.begin() + static_cast<std::ptrdiff_t>(starts_[t]),
                 list_.begin() + static_cast<std::ptrdiff_t>(starts_[t + 1]),
                 [](const Arrival& a, const Arrival& b) { return a.box < b.box; });
@@ -48,7 +49,8 @@ class Arrivals {
         std::lower_bound(arrivals.begin(), arrivals.end(), op.box,
                          [](const Arrival& a, std::uint32_t number) { return a.box < number; });
     // Mostly it is passed on as it came.
-    if (same != arrivals.end() && same->box == op.box) return same->round < round ? box.volume() : 0;
+    if (same != arrivals.end() && same->box == op.box)
+      return same->round < round ? box.volume() : 0;
     std::uint64_t volume = 0;
     for (const Arrival& arrival : arrivals) {
       if (arrival.round >= round) continue;

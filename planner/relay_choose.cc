@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
-#include <tuple>
+#include <span>
 
 #include "planner/balance.h"
 #include "planner/choose.h"

@@ -177,7 +177,8 @@ TEST(Rounds, TheSearchFindsDeadlocksOfOtherOrders) {
   EXPECT_FALSE(Interleavings(plan, {0, 2, 1, 3}, Lanes::kSingle, Sends::kRendezvous).CanDeadlock());
   // Receives that come before what is passed on has been sent.
   EXPECT_TRUE(Interleavings(plan, {1, 3, 0, 2}, Lanes::kSingle, Sends::kRendezvous).CanDeadlock());
-  EXPECT_TRUE(Interleavings(plan, {1, 3, 0, 2}, Lanes::kOverlapped, Sends::kBuffered).CanDeadlock());
+  EXPECT_TRUE(
+      Interleavings(plan, {1, 3, 0, 2}, Lanes::kOverlapped, Sends::kBuffered).CanDeadlock());
   // Some small plan, with every rank going by its peers' numbers instead of by rounds.
   bool found = false;
   for (const Plan& small : SmallPlans()) {
