@@ -40,7 +40,7 @@ STAGES = (
     Stage("build", "programs, Python module and C++ tests", 420, stages.build, quick=True),
     Stage("unit", "C++ unit, simulation and conformance tests", 120, stages.unit, quick=True, needs=("build",)),
     Stage("python", "Python tests", 240, stages.python_tests, quick=True, needs=("build",)),
-    Stage("acceptance", "plans checked by independent code", 120, stages.acceptance, quick=True, needs=("build",)),
+    Stage("acceptance", "plans checked by independent code", 240, stages.acceptance, quick=True, needs=("build",)),
     Stage("integration", "real processes on this host", 300, stages.integration, needs=("build",)),
     Stage("asan", "C++ tests under AddressSanitizer and UBSan", 450, stages.asan),
     Stage("tsan", "C++ tests under ThreadSanitizer", 450, stages.tsan),
