@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <map>
 
+#include "agent/registered_place.h"
 #include "tensorbus/kernels/digest.h"
 
 namespace tensorbus::agent {
@@ -25,28 +26,49 @@ Status NotHeld(const TensorSpec& spec, std::uint32_t rank, const Box& box) {
           Reason::kLayoutMismatch};
 }
 
+/// Pairs what is written, the block and its aliases, with where the registration says it belongs.
+Status AddReadback(const std::vector<PlacedBlock>& registered, const TensorSpec& spec,
+                   const CopyOp& op, std::size_t first_alias, BoundRoute* route) {
+  if (registered.size() != 1 + route->aliases.size() - first_alias) {
+    return {Code::kInternal,
+            fmt::format("rank {} registered {}{} in {} places, {} would be written", op.target,
+                        spec.name, op.box.ToString(), registered.size(),
+                        1 + route->aliases.size() - first_alias),
+            Reason::kPlanMismatch};
+  }
+  route->readback.push_back(registered[0]);
+  for (std::size_t i = 1; i < registered.size(); ++i) {
+    route->aliases[first_alias + i - 1].readback = registered[i];
+  }
+  return {};
+}
+
 // The first piece that holds the box; later ones with the same box are its aliases.
-Status BindOp(const PieceIndex& pieces, const TensorSpec& spec, std::int64_t tensor,
-              const CopyOp& op, RouteSide side, BoundRoute* route) {
+Status BindOp(const PieceIndex& pieces, const RegisteredPlaces& registered, const TensorSpec& spec,
+              std::int64_t tensor, const CopyOp& op, RouteSide side, BoundRoute* route) {
   const std::uint32_t rank = side == RouteSide::kSource ? op.source : op.target;
   if (tensor < 0) return NotHeld(spec, rank, op.box);
+  const auto own = static_cast<std::uint32_t>(tensor);
   const Registration& registration = pieces.registration();
   const Piece* first = nullptr;
   const auto index = static_cast<std::uint32_t>(route->blocks.size());
-  for (const std::uint32_t number : pieces.PiecesOf(static_cast<std::uint32_t>(tensor))) {
+  const std::size_t first_alias = route->aliases.size();
+  for (const std::uint32_t number : pieces.PiecesOf(own)) {
     const Piece& piece = registration.pieces[number];
     if (first == nullptr) {
       if (!piece.box.Contains(op.box)) continue;
       first = &piece;
       route->blocks.push_back(pieces.Place(number, op.box));
       route->bytes += route->blocks.back().block.bytes();
-      if (side == RouteSide::kTarget) route->readback.push_back(pieces.Narrow(number, op.box));
-    } else if (side == RouteSide::kTarget && piece.box == first->box && piece != *first) {
-      route->aliases.push_back({.block = index, .place = pieces.Place(number, op.box)});
+    } else if (side == RouteSide::kTarget && piece.box == first->box) {
+      route->aliases.push_back(
+          {.block = index, .place = pieces.Place(number, op.box), .readback = {}});
     }
     if (side == RouteSide::kSource && first != nullptr) break;
   }
-  return first != nullptr ? Status() : NotHeld(spec, rank, op.box);
+  if (first == nullptr) return NotHeld(spec, rank, op.box);
+  if (side == RouteSide::kSource) return {};
+  return AddReadback(registered.Find(own, op.box, pieces.KeyOf(own)), spec, op, first_alias, route);
 }
 
 }  // namespace
@@ -99,21 +121,6 @@ PlacedBlock PieceIndex::Place(std::uint32_t number, const Box& box) const {
   return placed;
 }
 
-PlacedBlock PieceIndex::Narrow(std::uint32_t number, const Box& box) const {
-  const Piece& piece = registration_.pieces[number];
-  PlacedBlock part = Place(number);
-  StridedBlock& block = part.block;
-  for (std::size_t d = 0; d < block.rank; ++d) {
-    const Range& whole = piece.box[static_cast<int>(d)];
-    const Range& kept = box[static_cast<int>(d)];
-    const std::uint64_t skipped = kept.lo - whole.lo;
-    part.offset += skipped * block.strides[d];
-    block.stream_offset += skipped * block.stream_strides[d];
-    block.extents[d] -= skipped + (whole.hi - kept.hi);
-  }
-  return part;
-}
-
 transport::RouteEnd BoundRoute::At(std::span<std::byte* const> bases) const {
   transport::RouteEnd end;
   end.blocks.reserve(blocks.size());
@@ -122,7 +129,9 @@ transport::RouteEnd BoundRoute::At(std::span<std::byte* const> bases) const {
   for (const PlacedBlock& block : readback) end.readback.push_back(block.At(bases));
   end.aliases.reserve(aliases.size());
   for (const Alias& alias : aliases) {
-    end.aliases.push_back({.block = alias.block, .place = alias.place.At(bases)});
+    end.aliases.push_back({.block = alias.block,
+                           .place = alias.place.At(bases),
+                           .readback = alias.readback.At(bases)});
   }
   return end;
 }
@@ -130,6 +139,7 @@ transport::RouteEnd BoundRoute::At(std::span<std::byte* const> bases) const {
 Result<std::vector<BoundRoute>> BindRoutes(const PieceIndex& pieces, const planner::Plan& plan,
                                            const JobLayout& target, std::uint32_t rank,
                                            RouteSide side) {
+  const RegisteredPlaces registered(pieces.registration());
   std::vector<std::int64_t> own_index(target.tensors.size(), -2);  // -2: not looked up yet
   std::map<std::uint32_t, BoundRoute> routes;
   for (const planner::Route& planned : plan.routes) {
@@ -141,7 +151,7 @@ Result<std::vector<BoundRoute>> BindRoutes(const PieceIndex& pieces, const plann
       const TensorSpec& spec = target.tensors[op.tensor].spec;
       std::int64_t& index = own_index[op.tensor];
       if (index == -2) index = pieces.TensorIndex(spec.name);
-      TB_RETURN_IF_ERROR(BindOp(pieces, spec, index, op, side, &route));
+      TB_RETURN_IF_ERROR(BindOp(pieces, registered, spec, index, op, side, &route));
     }
   }
   std::vector<BoundRoute> bound;

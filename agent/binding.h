@@ -53,9 +53,6 @@ class PieceIndex {
   PlacedBlock Place(std::uint32_t piece) const {
     return Place(piece, registration_.pieces[piece].box);
   }
-  /// The same part, cut out of the whole piece one dimension after the other: what a copy is
-  /// checked through. Shares no arithmetic with Place().
-  PlacedBlock Narrow(std::uint32_t piece, const Box& box) const;
   /// "model.norm.weight[0:576]"
   std::string NameOf(std::uint32_t piece) const;
 
@@ -78,10 +75,10 @@ struct BoundRoute {
   struct Alias {
     std::uint32_t block = 0;
     PlacedBlock place;
+    PlacedBlock readback;
   };
   std::vector<Alias> aliases;  ///< target ends only
-  /// Target ends only: each block once more, found from the registration's piece instead of the
-  /// op's box, so that copy and check do not share their address arithmetic.
+  /// Target ends only: where each block is read back, by RegisteredPlaces.
   std::vector<PlacedBlock> readback;
   std::uint64_t bytes = 0;
 

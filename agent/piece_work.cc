@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fmt/format.h>
 
+#include "agent/registered_place.h"
 #include "tensorbus/base/mutex.h"
 #include "tensorbus/kernels/copy.h"
 #include "tensorbus/kernels/digest.h"
@@ -28,11 +29,24 @@ std::vector<Part> CutAll(std::span<const PlacedBlock> blocks) {
   return parts;
 }
 
+/// Every piece as a copy addresses it.
 std::vector<PlacedBlock> PlaceAll(const PieceIndex& pieces) {
   std::vector<PlacedBlock> blocks;
   blocks.reserve(pieces.registration().pieces.size());
   for (std::uint32_t i = 0; i < pieces.registration().pieces.size(); ++i) {
     blocks.push_back(pieces.Place(i));
+  }
+  return blocks;
+}
+
+/// Every piece as it is checked.
+std::vector<PlacedBlock> RegisteredAll(const PieceIndex& pieces) {
+  const Registration& registration = pieces.registration();
+  std::vector<PlacedBlock> blocks;
+  blocks.reserve(registration.pieces.size());
+  for (std::uint32_t i = 0; i < registration.pieces.size(); ++i) {
+    const Piece& piece = registration.pieces[i];
+    blocks.push_back(RegisteredPlace(registration, i, piece.box, pieces.KeyOf(piece.tensor)));
   }
   return blocks;
 }
@@ -69,6 +83,7 @@ struct CopyJob {
   std::shared_ptr<const MemoryAccess> source;
   std::shared_ptr<const MemoryAccess> target;
   std::vector<Part> parts;
+  std::vector<Part> checks;  ///< where each part is read back
   TimePoint deadline;
   std::function<void(Status)> done;
   Mutex mutex;
@@ -77,14 +92,20 @@ struct CopyJob {
   void Run(std::span<const Part> share) {
     if (!source->addressable() || !target->addressable()) return RunForeign(share);
     for (const Part& part : share) {
-      const kernels::CopySums sums = kernels::CopyBlockReadback(part.place.At(source->bases()),
-                                                                part.place.At(target->bases()));
+      const StridedBlock from = part.place.At(source->bases());
+      const kernels::CopySums sums = kernels::CopyRangeReadback(
+          from, part.place.At(target->bases()), CheckOf(part).place.At(target->bases()),
+          {.first = 0, .count = from.bytes()});
       if (sums.source != sums.target) return Mismatch(part);
     }
   }
   void RunForeign(std::span<const Part> share) {
     const transport::RouteEnd from = EndOf(share, *source);
-    const transport::TargetEnd to(EndOf(share, *target));
+    transport::RouteEnd end = EndOf(share, *target);
+    for (const Part& part : share) {
+      end.readback.push_back(CheckOf(part).place.At(target->bases()));
+    }
+    const transport::TargetEnd to(std::move(end));
     std::vector<transport::BlockPart> all;
     for (std::uint32_t i = 0; i < share.size(); ++i) {
       all.push_back({.block = i, .range = {.first = 0, .count = from.blocks[i].bytes()}});
@@ -97,6 +118,9 @@ struct CopyJob {
           if (!landing.intact) Mismatch(share[block]);
         });
     if (!landed.ok()) Fail(landed);
+  }
+  const Part& CheckOf(const Part& part) const {
+    return checks[static_cast<std::size_t>(&part - parts.data())];
   }
   void Mismatch(const Part& part) {
     Fail(Status(
@@ -200,6 +224,7 @@ void CopyPieces(const PieceWork& work, std::shared_ptr<const PieceIndex> pieces,
                 std::shared_ptr<const MemoryAccess> target, std::function<void(Status)> done) {
   auto job = std::make_shared<CopyJob>();
   job->parts = CutAll(PlaceAll(*pieces));
+  job->checks = CutAll(RegisteredAll(*pieces));
   job->pieces = std::move(pieces);
   job->source = std::move(source);
   job->target = std::move(target);
@@ -212,7 +237,7 @@ void CopyPieces(const PieceWork& work, std::shared_ptr<const PieceIndex> pieces,
 void DigestPieces(const PieceWork& work, std::shared_ptr<const PieceIndex> pieces,
                   std::shared_ptr<const MemoryAccess> memory,
                   std::function<void(Result<std::vector<DigestSum>>)> done) {
-  StartDigests(work, PlaceAll(*pieces), std::move(memory), std::move(done));
+  StartDigests(work, RegisteredAll(*pieces), std::move(memory), std::move(done));
 }
 
 void DigestBlocks(const PieceWork& work, std::shared_ptr<const std::vector<PlacedBlock>> blocks,

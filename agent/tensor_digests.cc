@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fmt/format.h>
 
+#include "agent/registered_place.h"
 #include "tensorbus/rpc/convert.h"
 
 namespace tensorbus::agent {
@@ -66,7 +67,8 @@ void AnswerDigestQuery(const PieceWork& work, const Rank& rank, const proto::Dig
       const std::optional<Box> common =
           held.rank() == box->rank() ? Intersect(held, *box) : std::nullopt;
       if (!common.has_value()) continue;
-      blocks->push_back(pieces->Place(number, *common));
+      blocks->push_back(RegisteredPlace(pieces->registration(), number, *common,
+                                        pieces->KeyOf(static_cast<std::uint32_t>(tensor))));
       owners->push_back(asked->size());
     }
     asked->emplace_back(want.tensor(), *box);

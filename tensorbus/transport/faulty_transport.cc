@@ -71,7 +71,10 @@ void Misplace(const Fault& fault, RouteEnd& target, std::vector<std::shared_ptr<
       break;
     case Fault::Kind::kAckEarly:
       for (StridedBlock& block : blocks) block = Redirect(block, strays);
-      for (RouteEnd::Alias& alias : target.aliases) alias.place = Redirect(alias.place, strays);
+      for (RouteEnd::Alias& alias : target.aliases) {
+        alias.readback = alias.check();
+        alias.place = Redirect(alias.place, strays);
+      }
       break;
     default:
       break;

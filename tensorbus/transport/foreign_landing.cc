@@ -82,13 +82,14 @@ std::vector<DigestSum> SumPacked(const RouteEnd& end, std::span<const BlockPart>
 struct AliasPart {
   std::size_t part = 0;
   const StridedBlock* place = nullptr;
+  const StridedBlock* check = nullptr;
 };
 
 std::vector<AliasPart> AliasesOf(const TargetEnd& target, std::span<const BlockPart> parts) {
   std::vector<AliasPart> out;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     for (const RouteEnd::Alias& alias : target.aliases(parts[i].block)) {
-      out.push_back({.part = i, .place = &alias.place});
+      out.push_back({.part = i, .place = &alias.place, .check = &alias.check()});
     }
   }
   return out;
@@ -204,10 +205,10 @@ Status LandWritten(const LandingContext& context, std::span<const BlockPart> par
     }
     for (const AliasPart& alias : aliases) {
       const kernels::ByteRange& range = parts[alias.part].range;
-      const ForeignPart place = {.block = alias.place, .first = range.first, .count = range.count};
+      const ForeignPart place = {.block = alias.check, .first = range.first, .count = range.count};
       const std::span<std::byte> bytes = scratch.first(range.count);
       TB_RETURN_IF_ERROR(memory.Read({&place, 1}, bytes, context.deadline));
-      const DigestSum sum = DigestPacked(*alias.place, range, bytes.data());
+      const DigestSum sum = DigestPacked(*alias.check, range, bytes.data());
       landings[alias.part].intact = landings[alias.part].intact && sum == sent[alias.part];
     }
   }

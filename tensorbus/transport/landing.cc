@@ -56,7 +56,7 @@ Landing LandFromMemory(const RouteKey& key, const StridedBlock& source, const Ta
   landing.intact = landing.source == landing.target;
   for (const RouteEnd::Alias& alias : target.aliases(block)) {
     const kernels::CopySums again =
-        LandOnce(key, source, alias.place, alias.place, block, range, proof, store, hook);
+        LandOnce(key, source, alias.place, alias.check(), block, range, proof, store, hook);
     landing.intact = landing.intact && again.source == sums.source && again.target == sums.source;
   }
   return landing;
@@ -71,7 +71,7 @@ Landing LandInPlace(const RouteKey& key, const DigestSum& sent, const TargetEnd&
   if (ReadsBack(proof)) landing.target = kernels::DigestRange(target.check(block), range);
   landing.intact = landing.source == landing.target;
   for (const RouteEnd::Alias& alias : target.aliases(block)) {
-    const kernels::CopySums copy = LandOnce(key, place, alias.place, alias.place, block, range,
+    const kernels::CopySums copy = LandOnce(key, place, alias.place, alias.check(), block, range,
                                             proof, kernels::StoreKind::kPlain, hook);
     if (ReadsBack(proof)) landing.intact = landing.intact && copy.target == sent;
   }

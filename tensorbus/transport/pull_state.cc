@@ -149,7 +149,7 @@ Status PullState::CheckMemory() {
   }
   std::vector<StridedBlock> places;
   for (std::uint32_t i = 0; i < blocks; ++i) places.push_back(target_.check(i));
-  for (const RouteEnd::Alias& alias : target_.end().aliases) places.push_back(alias.place);
+  for (const RouteEnd::Alias& alias : target_.end().aliases) places.push_back(alias.check());
   std::vector<DigestSum> sums;
   TB_RETURN_IF_ERROR(SumPlaces(places, sums));
   for (std::uint32_t i = 0; i < blocks; ++i) {

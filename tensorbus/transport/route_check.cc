@@ -53,6 +53,9 @@ Status CheckEnd(const RouteEnd& end) {
     if (!SameShape(end.blocks[alias.block], alias.place)) {
       return bad(fmt::format("alias of block {} has another shape", alias.block));
     }
+    if (!SameShape(alias.place, alias.check())) {
+      return bad(fmt::format("alias of block {} is read back in another shape", alias.block));
+    }
   }
   if (end.readback.empty()) return {};
   if (end.readback.size() != end.blocks.size()) {

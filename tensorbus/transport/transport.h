@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -36,6 +37,10 @@ struct RouteEnd {
   struct Alias {
     std::uint32_t block = 0;
     StridedBlock place;
+    /// Where `place` is read back, as `RouteEnd::readback`; none: there.
+    std::optional<StridedBlock> readback = std::nullopt;
+
+    const StridedBlock& check() const { return readback.has_value() ? *readback : place; }
   };
   std::vector<Alias> aliases = {};
   /// Optional, target end only: where each block is read back for its check, as somebody else

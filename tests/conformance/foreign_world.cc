@@ -16,7 +16,10 @@ constexpr std::uint64_t kHidden = std::uint64_t{1} << 62;
 RouteEnd HideEnd(RouteEnd end, const std::shared_ptr<ForeignMemory>& memory) {
   for (StridedBlock& block : end.blocks) block = FakeForeignMemory::Hide(block);
   for (StridedBlock& block : end.readback) block = FakeForeignMemory::Hide(block);
-  for (RouteEnd::Alias& alias : end.aliases) alias.place = FakeForeignMemory::Hide(alias.place);
+  for (RouteEnd::Alias& alias : end.aliases) {
+    alias.place = FakeForeignMemory::Hide(alias.place);
+    if (alias.readback) alias.readback = FakeForeignMemory::Hide(*alias.readback);
+  }
   end.memory = memory;
   return end;
 }

@@ -262,6 +262,10 @@ TEST_P(TransportConformance, RefusesATargetThatContradictsItself) {
   unequal.aliases.push_back({.block = 1, .place = unequal.blocks[0]});
   unequal.aliases[0].place.extents[0] = 63;
   EXPECT_THAT(Pull(Key(1), unequal), malformed);
+  RouteEnd askew = route.target();
+  askew.aliases.push_back({.block = 1, .place = askew.blocks[0], .readback = askew.blocks[1]});
+  askew.aliases[0].readback->extents[0] = 63;
+  EXPECT_THAT(Pull(Key(1), askew), malformed);
   RouteEnd half = route.target();
   half.readback = {half.blocks[0]};
   EXPECT_THAT(Pull(Key(1), half), malformed);

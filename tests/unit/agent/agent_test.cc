@@ -90,6 +90,16 @@ TEST_F(AgentFixture, WritesEveryAliasOfATiedWeight) {
   EXPECT_EQ(targets[0]->CountWrong(1), 0U) << "both places";
 }
 
+TEST_F(AgentFixture, APieceMayBeRegisteredTwice) {
+  AddSource(0, 1, Rows(0, 64));
+  auto& target = AddTarget(0, 1, Rows(0, 64));
+  target.registration.pieces.push_back(target.registration.pieces[0]);
+  ConnectAll(FlipMode::kInPlace, Proof::kMemory);
+  PublishAll(1);
+  ASSERT_OK(UpdateAll()[0].status);
+  EXPECT_EQ(targets[0]->CountWrong(1), 0U);
+}
+
 TEST_F(AgentFixture, WriteBetweenPublishAndReleaseIsRefusedByTheCounter) {
   StartPair(FlipMode::kInPlace);
   PublishAll(1);

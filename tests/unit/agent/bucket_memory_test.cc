@@ -236,7 +236,7 @@ TEST_F(BucketModeMemory, WritesAllPlacesAndNothingElse) {
 
 TEST_F(BucketModeMemory, ReadsPartsOfBoxesInsidePieces) {
   const Box inner(std::vector<Range>{Range{11, 23}, Range{4, 19}});
-  const StridedBlock block = pieces_->Narrow(0, inner).At(bases_);
+  const StridedBlock block = pieces_->Place(0, inner).At(bases_);
   std::vector<std::byte> want(101);
   kernels::PackRange(block, 77, want);
   const ForeignPart part = {.block = &block, .first = 77, .count = want.size()};

@@ -11,6 +11,7 @@
 #include "agent/memory_left.h"
 #include "agent/piece_work.h"
 #include "agent/receipts.h"
+#include "agent/registered_place.h"
 #include "agent/registration.h"
 #include "tensorbus/kernels/digest.h"
 #include "tests/testing/status_matchers.h"
@@ -130,18 +131,37 @@ TEST(PieceIndex, PlacesAPartWithItsStreamPosition) {
   EXPECT_EQ(placed.block.key, kernels::MakeDigestKey("policy", "t", DType::kF32));
 }
 
-TEST(PieceIndex, NarrowFindsTheSamePlaceByAnotherWay) {
-  const PieceIndex pieces(Transposed(), "policy");
+TEST(RegisteredPlaces, FindTheSamePlaceByAnotherWay) {
+  const Registration registration = Transposed();
+  const PieceIndex pieces(registration, "policy");
+  const RegisteredPlaces places(registration);
   for (const Box& box :
        {BoxOf({{2, 6}, {1, 5}}), BoxOf({{3, 5}, {2, 5}}), BoxOf({{5, 6}, {4, 5}})}) {
     const PlacedBlock a = pieces.Place(0, box);
-    const PlacedBlock b = pieces.Narrow(0, box);
+    const std::vector<PlacedBlock> found = places.Find(0, box, pieces.KeyOf(0));
+    ASSERT_EQ(found.size(), 1U);
+    const PlacedBlock& b = found[0];
     EXPECT_EQ(a.offset, b.offset);
     EXPECT_EQ(a.block.stream_offset, b.block.stream_offset);
     EXPECT_EQ(a.block.extents, b.block.extents);
     EXPECT_EQ(a.block.strides, b.block.strides);
     EXPECT_EQ(a.block.stream_strides, b.block.stream_strides);
+    EXPECT_EQ(a.block.key, b.block.key);
   }
+}
+
+TEST(RegisteredPlaces, FindEveryAliasAndNothingThatIsHeldInPart) {
+  Registration registration = Transposed();
+  registration.pieces.push_back(registration.pieces[0]);  // the same place once more
+  registration.pieces.push_back(registration.pieces[0]);
+  registration.pieces[2].offset = 2048;
+  const RegisteredPlaces places(registration);
+  const std::vector<PlacedBlock> found = places.Find(0, BoxOf({{3, 5}, {2, 5}}), {});
+  ASSERT_EQ(found.size(), 3U);
+  EXPECT_EQ(found[1].offset, found[0].offset);
+  EXPECT_EQ(found[2].piece, 2U);
+  EXPECT_EQ(found[2].offset - found[0].offset, 2048U - 12);
+  EXPECT_TRUE(places.Find(0, BoxOf({{1, 5}, {2, 5}}), {}).empty());
 }
 
 TEST(CutBlock, PartsDigestToTheWhole) {
