@@ -297,6 +297,11 @@ void Agent::Core::AddMetrics(Metrics& metrics) {
   ranks_gauge_ = &metrics.AddGauge("tensorbus_agent_ranks_count", "Worker ranks connected now.");
   bytes_counter_ = &metrics.AddCounter("tensorbus_agent_moved_bytes_total",
                                        "Bytes that arrived at this agent's ranks.");
+  metrics.AddGauge("tensorbus_agent_staging_bytes", "Memory held for bytes on their way.",
+                   [staging = parts_.staging] { return static_cast<double>(staging->used_bytes()); });
+  metrics.AddGauge(
+      "tensorbus_agent_staging_peak_bytes", "Most memory ever held for bytes on their way.",
+      [staging = parts_.staging] { return static_cast<double>(staging->used_bytes_max()); });
 }
 
 Agent::Agent() = default;

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <exception>
 #include <fmt/format.h>
+#include <prometheus/collectable.h>
 #include <prometheus/counter.h>
 #include <prometheus/exposer.h>
 #include <prometheus/gauge.h>
 #include <prometheus/histogram.h>
+#include <prometheus/metric_family.h>
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
 #include <utility>
@@ -43,13 +45,45 @@ class PrometheusHistogram final : public Histogram {
   prometheus::Histogram& histogram_;
 };
 
+/// A registry, and gauges that are read when the page is made.
+class Page final : public prometheus::Collectable {
+ public:
+  prometheus::Registry& registry() { return registry_; }
+  void Add(std::string name, std::string help, std::function<double()> read) {
+    MutexLock lock(mutex_);
+    read_.push_back({std::move(name), std::move(help), std::move(read)});
+  }
+  std::vector<prometheus::MetricFamily> Collect() const override {
+    std::vector<prometheus::MetricFamily> families = registry_.Collect();
+    MutexLock lock(mutex_);
+    for (const ReadGauge& gauge : read_) {
+      prometheus::MetricFamily& family = families.emplace_back();
+      family.name = gauge.name;
+      family.help = gauge.help;
+      family.type = prometheus::MetricType::Gauge;
+      family.metric.emplace_back().gauge.value = gauge.read();
+    }
+    return families;
+  }
+
+ private:
+  struct ReadGauge {
+    std::string name;
+    std::string help;
+    std::function<double()> read;
+  };
+  prometheus::Registry registry_;
+  mutable Mutex mutex_;
+  std::vector<ReadGauge> read_ TB_GUARDED_BY(mutex_);
+};
+
 using SeriesKey = std::pair<std::string, MetricLabels>;
 
 }  // namespace
 
 struct Metrics::State {
   Mutex mutex;
-  std::shared_ptr<prometheus::Registry> registry = std::make_shared<prometheus::Registry>();
+  std::shared_ptr<Page> page = std::make_shared<Page>();
   std::map<SeriesKey, std::unique_ptr<Counter>> counters TB_GUARDED_BY(mutex);
   std::map<SeriesKey, std::unique_ptr<Gauge>> gauges TB_GUARDED_BY(mutex);
   std::map<SeriesKey, std::unique_ptr<Histogram>> histograms TB_GUARDED_BY(mutex);
@@ -64,7 +98,7 @@ Counter& Metrics::AddCounter(const std::string& name, const std::string& help,
   MutexLock lock(state_->mutex);
   auto& slot = state_->counters[{name, labels}];
   if (slot == nullptr) {
-    auto& family = prometheus::BuildCounter().Name(name).Help(help).Register(*state_->registry);
+    auto& family = prometheus::BuildCounter().Name(name).Help(help).Register(state_->page->registry());
     slot = std::make_unique<PrometheusCounter>(family.Add(labels));
   }
   return *slot;
@@ -75,10 +109,15 @@ Gauge& Metrics::AddGauge(const std::string& name, const std::string& help,
   MutexLock lock(state_->mutex);
   auto& slot = state_->gauges[{name, labels}];
   if (slot == nullptr) {
-    auto& family = prometheus::BuildGauge().Name(name).Help(help).Register(*state_->registry);
+    auto& family = prometheus::BuildGauge().Name(name).Help(help).Register(state_->page->registry());
     slot = std::make_unique<PrometheusGauge>(family.Add(labels));
   }
   return *slot;
+}
+
+void Metrics::AddGauge(const std::string& name, const std::string& help,
+                       std::function<double()> read) {
+  state_->page->Add(name, help, std::move(read));
 }
 
 Histogram& Metrics::AddHistogram(const std::string& name, const std::string& help,
@@ -86,7 +125,7 @@ Histogram& Metrics::AddHistogram(const std::string& name, const std::string& hel
   MutexLock lock(state_->mutex);
   auto& slot = state_->histograms[{name, labels}];
   if (slot == nullptr) {
-    auto& family = prometheus::BuildHistogram().Name(name).Help(help).Register(*state_->registry);
+    auto& family = prometheus::BuildHistogram().Name(name).Help(help).Register(state_->page->registry());
     slot = std::make_unique<PrometheusHistogram>(
         family.Add(labels, prometheus::Histogram::BucketBoundaries(bounds)));
   }
@@ -94,12 +133,12 @@ Histogram& Metrics::AddHistogram(const std::string& name, const std::string& hel
 }
 
 std::string Metrics::Text() const {
-  return prometheus::TextSerializer().Serialize(state_->registry->Collect());
+  return prometheus::TextSerializer().Serialize(state_->page->Collect());
 }
 
 std::vector<std::string> Metrics::Names() const {
   std::vector<std::string> names;
-  for (const auto& family : state_->registry->Collect()) names.push_back(family.name);
+  for (const auto& family : state_->page->Collect()) names.push_back(family.name);
   std::sort(names.begin(), names.end());
   return names;
 }
@@ -108,7 +147,7 @@ Result<int> Metrics::Listen(const std::string& address) {
   MutexLock lock(state_->mutex);
   try {
     auto exposer = std::make_unique<prometheus::Exposer>(address, /*num_threads=*/1);
-    exposer->RegisterCollectable(state_->registry);
+    exposer->RegisterCollectable(state_->page);
     const std::vector<int> ports = exposer->GetListeningPorts();
     state_->exposer = std::move(exposer);
     return ports.empty() ? 0 : ports.front();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -51,6 +52,9 @@ class Metrics {
                       const MetricLabels& labels = {});
   Gauge& AddGauge(const std::string& name, const std::string& help,
                   const MetricLabels& labels = {});
+  /// A gauge that asks `read` whenever the page is made, on the page's thread. Once per name;
+  /// `read` lives as long as the registry.
+  void AddGauge(const std::string& name, const std::string& help, std::function<double()> read);
   /// `bounds`: upper bounds of the buckets, ascending.
   Histogram& AddHistogram(const std::string& name, const std::string& help,
                           const std::vector<double>& bounds, const MetricLabels& labels = {});

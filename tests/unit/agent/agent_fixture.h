@@ -64,6 +64,8 @@ class AgentFixture : public ::testing::Test {
     agent::AgentParts parts;
     parts.local = local.get();
     parts.open_link = daemon.Factory();
+    metrics = std::make_unique<Metrics>();
+    parts.metrics = metrics.get();
     parts.staging = staging = transport::StagingBudget::Create(staging_bytes);
     options.bucket_patience = bucket_patience;
     auto made = agent::Agent::Create(std::move(options), std::move(parts));
@@ -144,6 +146,7 @@ class AgentFixture : public ::testing::Test {
   Nanos bucket_patience = std::chrono::seconds(20);                       ///< before Restart()
   std::shared_ptr<transport::StagingBudget> staging;
   FakeDaemon daemon;
+  std::unique_ptr<Metrics> metrics;
   std::unique_ptr<transport::Transport> local;
   std::unique_ptr<agent::Agent> agent;
   std::vector<std::unique_ptr<FakeWorker>> sources;

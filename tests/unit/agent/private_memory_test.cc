@@ -176,6 +176,10 @@ TEST_F(PrivateRanks, ATensorLargerThanTheStagingBudgetFitsThroughIt) {
     for (const auto& target : targets) EXPECT_EQ(target->CountWrong(1), 0U);
     EXPECT_GT(staging->used_bytes_max(), 0U);
     EXPECT_LE(staging->used_bytes_max(), staging_bytes);
+    EXPECT_NE(metrics->Text().find(fmt::format("\ntensorbus_agent_staging_peak_bytes {}\n",
+                                               staging->used_bytes_max())),
+              std::string::npos)
+        << metrics->Text();
   }
 }
 

@@ -24,6 +24,16 @@ TEST(Metrics, ListsItsFamiliesInOrder) {
   EXPECT_THAT(metrics.Names(), ElementsAre("tensorbus_test_open", "tensorbus_test_seconds"));
 }
 
+TEST(Metrics, AGaugeWithAReaderIsReadWhenThePageIsMade) {
+  Metrics metrics;
+  const auto peak = std::make_shared<double>(1);
+  metrics.AddGauge("tensorbus_test_peak_bytes", "Peak.", [peak] { return *peak; });
+  *peak = 4096;
+  EXPECT_THAT(metrics.Text(), HasSubstr("# TYPE tensorbus_test_peak_bytes gauge\n"
+                                        "tensorbus_test_peak_bytes 4096\n"));
+  EXPECT_THAT(metrics.Names(), ElementsAre("tensorbus_test_peak_bytes"));
+}
+
 TEST(Metrics, ListensOnAPortTheSystemPicks) {
   Metrics metrics;
   ASSERT_OK_AND_ASSIGN(const int port, metrics.Listen("127.0.0.1:0"));
