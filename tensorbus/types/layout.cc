@@ -6,6 +6,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "tensorbus/types/layout_combiner.h"
+
 namespace tensorbus {
 namespace {
 
@@ -212,38 +214,45 @@ Status Validate(const RankLayout& layout, std::uint32_t rank) {
   return {};
 }
 
-Result<JobLayout> Combine(std::span<const RankLayout> ranks) {
-  if (ranks.empty() || ranks.size() > kMaxRanks) return CheckCounts(0, ranks.size());
-  JobLayout job;
-  job.rank_count = static_cast<std::uint32_t>(ranks.size());
-  std::unordered_map<std::string_view, std::size_t> index;
-  std::vector<Holding> holdings;
-  for (std::size_t r = 0; r < ranks.size(); ++r) {
-    index.reserve(std::max(index.size(), ranks[r].tensors.size()));
-    for (const RankLayout::Tensor& tensor : ranks[r].tensors) {
-      const auto [at, is_new] = index.emplace(tensor.spec.name, job.tensors.size());
-      if (is_new) {
-        job.tensors.push_back({tensor.spec, 0});
-        holdings.emplace_back();
-      } else {
-        TB_RETURN_IF_ERROR(CheckSame(job.tensors[at->second].spec, tensor.spec, r));
-      }
-      std::vector<RankBoxes>& held = holdings[at->second].ranks;
-      const bool twice = !held.empty() && held.back().rank == r;
-      if (twice) {
-        return Malformed(
-            fmt::format("tensor {}: rank {} names it twice", Quoted(tensor.spec.name), r));
-      }
-      if (tensor.boxes.empty()) continue;
-      held.push_back({static_cast<std::uint32_t>(r), tensor.boxes});
+Status LayoutCombiner::Add(const RankLayout& rank) {
+  const std::uint32_t number = rank_count_++;
+  index_.reserve(std::max(index_.size(), rank.tensors.size()));
+  for (const RankLayout::Tensor& tensor : rank.tensors) {
+    const auto known = index_.find(tensor.spec.name);
+    const std::size_t at = known == index_.end() ? specs_.size() : known->second;
+    if (known == index_.end()) {
+      index_.emplace(specs_.emplace_back(tensor.spec).name, at);
+      holdings_.emplace_back();
+    } else {
+      TB_RETURN_IF_ERROR(CheckSame(specs_[at], tensor.spec, number));
     }
+    std::vector<RankBoxes>& held = holdings_[at].ranks;
+    if (!held.empty() && held.back().rank == number) {
+      return Malformed(
+          fmt::format("tensor {}: rank {} names it twice", Quoted(tensor.spec.name), number));
+    }
+    if (!tensor.boxes.empty()) held.push_back({number, tensor.boxes});
   }
+  return {};
+}
+
+Result<JobLayout> LayoutCombiner::Finish() && {
+  TB_RETURN_IF_ERROR(CheckCounts(specs_.size(), rank_count_));
+  JobLayout job;
+  job.rank_count = rank_count_;
+  job.tensors.reserve(specs_.size());
   HoldingPool pool;
-  for (std::size_t t = 0; t < job.tensors.size(); ++t)
-    job.tensors[t].holding = pool.Intern(std::move(holdings[t]));
+  for (std::size_t t = 0; t < specs_.size(); ++t) {
+    job.tensors.push_back({std::move(specs_[t]), pool.Intern(std::move(holdings_[t]))});
+  }
   job.holdings = std::move(pool).Take();
-  TB_RETURN_IF_ERROR(CheckCounts(job.tensors.size(), job.rank_count));
   return job;
+}
+
+Result<JobLayout> Combine(std::span<const RankLayout> ranks) {
+  LayoutCombiner combiner;
+  for (const RankLayout& rank : ranks) TB_RETURN_IF_ERROR(combiner.Add(rank));
+  return std::move(combiner).Finish();
 }
 
 Hash128 HashOf(const Holding& holding) {
