@@ -306,6 +306,7 @@ void Session::Expose() {
       }
       transport::RouteEnd end = route.At(part.memory->bases());
       end.memory = part.memory->foreign();
+      end.deadline = deadline_;
       const Status exposed = transport->Expose(KeyOf(route), std::move(end));
       if (!exposed.ok()) return Fail(exposed.Annotate(part.rank->Name()));
     }

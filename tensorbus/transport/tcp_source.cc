@@ -15,13 +15,6 @@
 
 namespace tensorbus::transport::tcp {
 
-namespace {
-
-/// How long a foreign source may take to give the bytes of one load.
-constexpr auto kLoadTimeout = std::chrono::seconds(30);
-
-}  // namespace
-
 SourceConnection::SourceConnection(IoLoop& loop, SourceContext& context, UniqueFd fd)
     : loop_(loop), context_(context), fd_(std::move(fd)) {
   ++context_.connections;
@@ -255,7 +248,7 @@ void SourceConnection::Load(Window& window) {
   const auto buffer = std::make_shared<ForeignBuffer>(std::move(buffer_));
   context_.offload([self = shared_from_this(), load = ++loads_, source = window.source, first,
                     count, key = window.request.key, buffer] {
-    const TimePoint deadline = std::chrono::steady_clock::now() + kLoadTimeout;
+    const TimePoint deadline = source->end.deadline;
     Status status;
     if (buffer->empty()) {
       Result<StagingBudget::Lease> lease =

@@ -49,6 +49,8 @@ struct RouteEnd {
   std::vector<StridedBlock> readback = {};
   /// Where all these blocks lie when this process cannot address them; null: in its own memory.
   std::shared_ptr<ForeignMemory> memory = nullptr;
+  /// Source end only: how long `memory` may be waited for, whoever pulls; its session's deadline.
+  TimePoint deadline = TimePoint::max();
 
   std::uint64_t bytes() const;
 };

@@ -1,5 +1,6 @@
 #include "tensorbus/transport/tcp_transport.h"
 
+#include <algorithm>
 #include <chrono>
 #include <future>
 #include <string>
@@ -144,6 +145,47 @@ TEST(TcpTransport, RefusesAnotherToken) {
   const auto target = Make({.token = "two"});
   const auto result = Wait(StartPull(*target, {}, source->endpoint()));
   EXPECT_THAT(result, IsStatus(Code::kUnauthenticated, Reason::kNone));
+}
+
+/// Gives zeros and remembers until when it was waited for.
+class RecordingMemory final : public ForeignMemory {
+ public:
+  std::uint64_t stage_bytes() const override { return 1 << 20; }
+  Result<ForeignStage> Borrow(TimePoint) override {
+    return Status(Code::kUnimplemented, "not lent here");
+  }
+  Status Read(std::span<const ForeignPart>, std::span<std::byte> out,
+              TimePoint deadline) override {
+    std::fill(out.begin(), out.end(), std::byte{0});
+    MutexLock lock(mutex_);
+    deadline_ = deadline;
+    return {};
+  }
+  Status Write(std::span<const ForeignPart>, std::span<const std::byte>, TimePoint) override {
+    return {Code::kUnimplemented, "not written here"};
+  }
+  TimePoint deadline() const {
+    MutexLock lock(mutex_);
+    return deadline_;
+  }
+
+ private:
+  mutable Mutex mutex_;
+  TimePoint deadline_ TB_GUARDED_BY(mutex_);
+};
+
+TEST(TcpTransport, WaitsForForeignSourcesUntilTheirSessionsDeadline) {
+  const auto source = Make();
+  const auto target = Make();
+  const auto memory = std::make_shared<RecordingMemory>();
+  std::vector<std::byte> from(100);
+  std::vector<std::byte> to(100, std::byte{1});
+  const TimePoint deadline = steady_clock::now() + std::chrono::hours(2);
+  ASSERT_OK(source->Expose(
+      kKey, {.blocks = {Flat(from)}, .memory = memory, .deadline = deadline}));
+  ASSERT_OK(Wait(StartPull(*target, {.blocks = {Flat(to)}}, source->endpoint())));
+  EXPECT_EQ(to, from);
+  EXPECT_EQ(memory->deadline(), deadline);
 }
 
 TEST(TcpTransport, SourceRefusesATargetWithoutTheToken) {
