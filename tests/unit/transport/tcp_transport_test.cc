@@ -147,6 +147,39 @@ TEST(TcpTransport, RefusesAnotherToken) {
   EXPECT_THAT(result, IsStatus(Code::kUnauthenticated, Reason::kNone));
 }
 
+TEST(TcpTransport, RefusesHandshakesUntilItWasToldTheToken) {
+  std::string token;
+  Mutex mutex;
+  const auto told = [&] {
+    MutexLock lock(mutex);
+    return token;
+  };
+  const auto tell = [&](std::string text) {
+    MutexLock lock(mutex);
+    token = std::move(text);
+  };
+  const auto late = TcpTransport::Create({.token_source = told});
+  ASSERT_OK(late);
+  const auto knows = Make();
+  for (const bool as_source : {true, false}) {
+    TcpTransport& source = as_source ? **late : *knows;
+    TcpTransport& target = as_source ? *knows : **late;
+    std::vector<std::byte> from(100, std::byte{3});
+    std::vector<std::byte> to(100);
+    ASSERT_OK(source.Expose(kKey, {.blocks = {Flat(from)}}));
+    tell("");
+    const auto refused = Wait(StartPull(target, {.blocks = {Flat(to)}}, source.endpoint()));
+    EXPECT_EQ(refused.status().code(), Code::kUnavailable) << refused.status();
+    EXPECT_NE(refused.status().message().find("was not told the shared token yet"),
+              std::string::npos)
+        << refused.status();
+    EXPECT_EQ(to, std::vector<std::byte>(100));
+    tell(kToken);
+    ASSERT_OK(Wait(StartPull(target, {.blocks = {Flat(to)}}, source.endpoint())));
+    EXPECT_EQ(from, to);
+  }
+}
+
 /// Gives zeros and remembers until when it was waited for.
 class RecordingMemory final : public ForeignMemory {
  public:
