@@ -34,6 +34,7 @@ struct TcpOptions {
   std::shared_ptr<StagingBudget> staging = nullptr;
   Nanos handshake_timeout = std::chrono::seconds(5);
   unsigned connections_max = 1024;     ///< accepted ones
+  unsigned peers_max = 1024;           ///< kept connected to; more only while they are pulled from
   LandingHook landing_hook = nullptr;  ///< for tests
 
   std::string Token() const { return token_source ? token_source() : token; }

@@ -75,4 +75,10 @@ void Peer::Shutdown() {
   }
 }
 
+bool Peer::closed() const {
+  return std::all_of(streams_.begin(), streams_.end(), [](const auto& entry) {
+    return entry.second->closed() && entry.second.use_count() == 1;
+  });
+}
+
 }  // namespace tensorbus::transport::tcp

@@ -36,6 +36,7 @@ void TargetStream::Wake() {
 void TargetStream::Shutdown() {
   CloseSocket();
   stage_ = Stage::kClosed;
+  closed_.store(true, std::memory_order_release);
 }
 
 void TargetStream::Connect() {

@@ -80,6 +80,8 @@ class Peer {
   void Wake();
   /// Closes the streams; each on its own thread.
   void Shutdown();
+  /// After Shutdown(): the streams are closed and nobody else refers to them; it may be destroyed.
+  bool closed() const;
 
  private:
   const std::string endpoint_;
@@ -101,6 +103,7 @@ class TargetStream final : public IoHandler, public std::enable_shared_from_this
 
   void Wake();
   void Shutdown();
+  bool closed() const { return closed_.load(std::memory_order_acquire); }
   void OnReady(std::uint32_t events) override;
 
  private:
@@ -156,6 +159,7 @@ class TargetStream final : public IoHandler, public std::enable_shared_from_this
   bool landing_ = false;          ///< the window at the front is being written by another thread
   bool unwatched_ = false;        ///< the connection ended meanwhile: looked at after the landing
   std::uint32_t interest_ = 0;
+  std::atomic<bool> closed_{false};  ///< set last of all: pairs with closed()
 };
 
 }  // namespace tensorbus::transport::tcp

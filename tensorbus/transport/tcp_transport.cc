@@ -105,9 +105,12 @@ class TcpTransport::Impl {
   void Begin(const std::shared_ptr<TcpPull>& pull);
   /// Runs Done if the pull is over. On any loop.
   void Finish(const std::shared_ptr<TcpPull>& pull);
+  std::size_t peer_count() const;
   void Offload(std::function<void()> task) {
     waiters_[next_waiter_++ % waiters_.size()]->Post(std::move(task));
   }
+  /// Makes room for one more peer by closing those that were idle longest.
+  void ForgetPeers() TB_REQUIRES(mutex_);
 
   const TcpOptions options_;
   const StagingBudget::Lease lease_;
@@ -121,8 +124,14 @@ class TcpTransport::Impl {
       .finish = [this](const std::shared_ptr<TcpPull>& pull) { Finish(pull); },
       .offload = [this](std::function<void()> task) { Offload(std::move(task)); }};
   std::string endpoint_;
-  Mutex mutex_;
-  std::map<std::string, std::shared_ptr<Peer>> peers_ TB_GUARDED_BY(mutex_);
+  mutable Mutex mutex_;
+  struct KnownPeer {
+    std::shared_ptr<Peer> peer;  ///< nobody else refers to it unless something is pulled from it
+    std::uint64_t last_use = 0;
+  };
+  std::map<std::string, KnownPeer> peers_ TB_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<Peer>> forgotten_ TB_GUARDED_BY(mutex_);  ///< are closing
+  std::uint64_t uses_ TB_GUARDED_BY(mutex_) = 0;
   std::set<std::shared_ptr<TcpPull>> pulls_ TB_GUARDED_BY(mutex_);
   std::vector<std::unique_ptr<IoLoop>> loops_;
   /// Threads that wait for foreign memory in the loops' place.
@@ -150,14 +159,14 @@ Status TcpTransport::Impl::Start(const Address& address) {
 
 void TcpTransport::Impl::Stop() {
   if (loops_.empty()) return;
-  std::map<std::string, std::shared_ptr<Peer>> peers;
+  std::map<std::string, KnownPeer> peers;
   std::set<std::shared_ptr<TcpPull>> pulls;
   {
     const MutexLock lock(mutex_);
     peers = peers_;
     pulls = pulls_;
   }
-  for (const auto& [endpoint, peer] : peers) peer->Shutdown();
+  for (const auto& [endpoint, known] : peers) known.peer->Shutdown();
   for (const auto& pull : pulls) {
     pull->state.Cancel();
     // Whoever is inside on another loop calls Finish() itself when it leaves.
@@ -170,9 +179,36 @@ void TcpTransport::Impl::Stop() {
 std::shared_ptr<Peer> TcpTransport::Impl::FindPeer(const std::string& endpoint,
                                                    const Address& address) {
   const MutexLock lock(mutex_);
-  std::shared_ptr<Peer>& peer = peers_[endpoint];
-  if (peer == nullptr) peer = std::make_shared<Peer>(endpoint, address, target_, loops_);
-  return peer;
+  if (!peers_.contains(endpoint)) ForgetPeers();
+  KnownPeer& known = peers_[endpoint];
+  if (known.peer == nullptr) {
+    known.peer = std::make_shared<Peer>(endpoint, address, target_, loops_);
+  }
+  known.last_use = ++uses_;
+  return known.peer;
+}
+
+void TcpTransport::Impl::ForgetPeers() {
+  std::erase_if(forgotten_, [](const auto& peer) { return peer->closed(); });
+  while (peers_.size() >= options_.peers_max) {
+    auto oldest = peers_.end();
+    for (auto it = peers_.begin(); it != peers_.end(); ++it) {
+      // New references come from FindPeer() only, which holds the same lock.
+      const bool idle = it->second.peer.use_count() == 1;
+      if (idle && (oldest == peers_.end() || it->second.last_use < oldest->second.last_use)) {
+        oldest = it;
+      }
+    }
+    if (oldest == peers_.end()) return;
+    oldest->second.peer->Shutdown();
+    forgotten_.push_back(std::move(oldest->second.peer));
+    peers_.erase(oldest);
+  }
+}
+
+std::size_t TcpTransport::Impl::peer_count() const {
+  const MutexLock lock(mutex_);
+  return peers_.size();
 }
 
 void TcpTransport::Impl::Pull(const RouteKey& key, RouteEnd target, PullOptions pull_options,
@@ -261,6 +297,10 @@ Status TcpTransport::Expose(const RouteKey& key, RouteEnd source) {
 void TcpTransport::Withdraw(const RouteKey& key) {
   impl_->exposures().Remove(key);
 }
+std::size_t TcpTransport::peer_count() const {
+  return impl_->peer_count();
+}
+
 
 void TcpTransport::Pull(const RouteKey& key, RouteEnd target, PullOptions options, Done done) {
   impl_->Pull(key, std::move(target), std::move(options), std::move(done));

@@ -31,6 +31,8 @@ class TcpTransport final : public Transport {
 
   std::string_view name() const override { return "tcp"; }
   std::string endpoint() const override;
+  /// Peers that are remembered; for tests.
+  std::size_t peer_count() const;
   Status Expose(const RouteKey& key, RouteEnd source) override;
   void Withdraw(const RouteKey& key) override;
   void Pull(const RouteKey& key, RouteEnd target, PullOptions options, Done done) override;

@@ -180,6 +180,25 @@ TEST(TcpTransport, RefusesHandshakesUntilItWasToldTheToken) {
   }
 }
 
+TEST(TcpTransport, RemembersSoManyPeersAndFindsForgottenOnesAgain) {
+  const auto target = Make({.peers_max = 2});
+  std::vector<std::unique_ptr<TcpTransport>> sources;
+  std::vector<std::byte> from(100, std::byte{3});
+  for (int i = 0; i < 5; ++i) {
+    sources.push_back(Make());
+    ASSERT_OK(sources.back()->Expose(kKey, {.blocks = {Flat(from)}}));
+  }
+  for (int round = 0; round < 3; ++round) {
+    for (const auto& source : sources) {
+      std::vector<std::byte> to(100);
+      ASSERT_OK(Wait(StartPull(*target, {.blocks = {Flat(to)}}, source->endpoint())));
+      EXPECT_EQ(from, to);
+    }
+  }
+  // A pull lets go of its peer shortly after it is done: the last but one may be there still.
+  EXPECT_LE(target->peer_count(), 3U);
+}
+
 /// Gives zeros and remembers until when it was waited for.
 class RecordingMemory final : public ForeignMemory {
  public:
