@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 #include <sys/epoll.h>
 
-#include "tensorbus/base/log.h"
 #include "tensorbus/kernels/copy.h"
 #include "tensorbus/transport/foreign_landing.h"
 #include "tensorbus/transport/route_check.h"
@@ -31,6 +30,8 @@ void SourceConnection::Start() {
   handshake_timer_ = loop_.RunAt(when, [weak = weak_from_this()] {
     if (const auto self = weak.lock()) {
       self->handshake_timer_.reset();
+      self->context_.log.Write("tcp_connection_dropped",
+                               Status(Code::kDeadlineExceeded, "no handshake came in time"));
       self->Close();
     }
   });
@@ -59,7 +60,7 @@ void SourceConnection::OnReady(std::uint32_t events) {
   if (!status.ok()) {
     // A lost target is the target's affair; bytes that are no frames are worth a line.
     if (status.reason() != Reason::kPeerLost) {
-      Log(LogLevel::kWarn, "tcp_connection_dropped", {{"why", status}});
+      context_.log.Write("tcp_connection_dropped", status);
     }
     return Close();
   }
@@ -140,7 +141,7 @@ Status SourceConnection::HandleAnswer(std::span<const std::byte> body) {
 }
 
 void SourceConnection::Refuse(const Status& status) {
-  Log(LogLevel::kWarn, "tcp_connection_refused", {{"why", status}});
+  context_.log.Write("tcp_connection_refused", status);
   out_.Append(EncodeRefusal(status));
   stage_ = Stage::kRefused;
 }

@@ -14,6 +14,7 @@
 #include "tensorbus/transport/foreign_buffer.h"
 #include "tensorbus/transport/io_loop.h"
 #include "tensorbus/transport/tcp_frame.h"
+#include "tensorbus/transport/peer_log.h"
 #include "tensorbus/transport/tcp_options.h"
 #include "tensorbus/transport/tcp_socket.h"
 
@@ -35,6 +36,7 @@ struct SourceContext {
   /// Runs a task that may block, off the loops.
   std::function<void(std::function<void()>)> offload;
   std::atomic<unsigned> connections{0};
+  PeerLog log = {};
 };
 
 /// The source's end of one connection: proves itself, checks the target, then answers requests in

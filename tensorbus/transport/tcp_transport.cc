@@ -57,7 +57,14 @@ class Listener final : public IoHandler, public std::enable_shared_from_this<Lis
       Result<std::optional<UniqueFd>> accepted = tcp::Accept(fd_.get());
       if (!accepted.ok()) return Pause(accepted.status());
       if (!accepted->has_value()) return;
-      if (context_.connections.load() >= context_.options.connections_max) continue;  // closes it
+      if (context_.connections.load() >= context_.options.connections_max) {
+        context_.log.Write("tcp_connection_refused",
+                           Status(Code::kResourceExhausted,
+                                  fmt::format("{} connections are open already",
+                                              context_.options.connections_max),
+                                  Reason::kBusy));
+        continue;  // closes it
+      }
       IoLoop& loop = *loops_[next_++ % loops_.size()];
       const auto connection =
           std::make_shared<SourceConnection>(loop, context_, std::move(**accepted));
@@ -98,19 +105,19 @@ class TcpTransport::Impl {
 
   const std::string& endpoint() const { return endpoint_; }
   ExposureTable& exposures() { return exposures_; }
+  std::size_t peer_count() const;
 
  private:
   std::shared_ptr<Peer> FindPeer(const std::string& endpoint, const Address& address);
+  /// Makes room for one more peer by closing those that were idle longest.
+  void ForgetPeers() TB_REQUIRES(mutex_);
   /// Begins a pull; on the first loop.
   void Begin(const std::shared_ptr<TcpPull>& pull);
   /// Runs Done if the pull is over. On any loop.
   void Finish(const std::shared_ptr<TcpPull>& pull);
-  std::size_t peer_count() const;
   void Offload(std::function<void()> task) {
     waiters_[next_waiter_++ % waiters_.size()]->Post(std::move(task));
   }
-  /// Makes room for one more peer by closing those that were idle longest.
-  void ForgetPeers() TB_REQUIRES(mutex_);
 
   const TcpOptions options_;
   const StagingBudget::Lease lease_;
@@ -290,6 +297,10 @@ std::string TcpTransport::endpoint() const {
   return impl_->endpoint();
 }
 
+std::size_t TcpTransport::peer_count() const {
+  return impl_->peer_count();
+}
+
 Status TcpTransport::Expose(const RouteKey& key, RouteEnd source) {
   return impl_->exposures().Add(key, std::move(source));
 }
@@ -297,10 +308,6 @@ Status TcpTransport::Expose(const RouteKey& key, RouteEnd source) {
 void TcpTransport::Withdraw(const RouteKey& key) {
   impl_->exposures().Remove(key);
 }
-std::size_t TcpTransport::peer_count() const {
-  return impl_->peer_count();
-}
-
 
 void TcpTransport::Pull(const RouteKey& key, RouteEnd target, PullOptions options, Done done) {
   impl_->Pull(key, std::move(target), std::move(options), std::move(done));

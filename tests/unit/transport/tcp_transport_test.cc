@@ -8,6 +8,7 @@
 
 #include "tensorbus/base/hash.h"
 #include "tensorbus/kernels/digest.h"
+#include "tensorbus/transport/peer_log.h"
 #include "tests/testing/random_blocks.h"
 #include "tests/unit/transport/scripted_source.h"
 
@@ -289,6 +290,7 @@ TEST(TcpTransport, PassesOnWhyTheSourceRefused) {
 }
 
 TEST(TcpTransport, HostileBytesEndTheirConnectionOnly) {
+  ::testing::internal::CaptureStderr();
   const auto source = Make();
   Random random(73);
   for (int round = 0; round < 60; ++round) {
@@ -308,6 +310,13 @@ TEST(TcpTransport, HostileBytesEndTheirConnectionOnly) {
   ASSERT_OK(source->Expose(kKey, {.blocks = {Flat(from)}}));
   ASSERT_OK(Wait(StartPull(*target, {.blocks = {Flat(to)}}, source->endpoint())));
   EXPECT_EQ(from, to);
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  std::size_t lines = 0;
+  for (std::size_t at = 0; (at = log.find("tcp_connection_", at)) != std::string::npos; ++at) {
+    ++lines;
+  }
+  EXPECT_GT(lines, 0U);
+  EXPECT_LE(lines, 2 * PeerLog::kLinesMax) << log;  // should a period end in between
 }
 
 TEST(TcpTransport, ASilentConnectionIsDroppedAfterTheHandshakeTimeout) {
