@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <grpcpp/resource_quota.h>
 #include <grpcpp/security/server_credentials.h>
+#include <grpcpp/security/tls_certificate_provider.h>
+#include <grpcpp/security/tls_credentials_options.h>
 #include <grpcpp/server.h>
 #include <grpcpp/server_builder.h>
 #include <grpcpp/server_posix.h>
@@ -21,6 +23,8 @@ namespace {
 
 constexpr int kMinPingIntervalMs = 1000;
 constexpr int kServerKeepaliveMs = 10000;
+/// How often certificates are looked at, so that they can be replaced without a restart.
+constexpr unsigned kCertificateRefreshSeconds = 1;
 
 Result<std::shared_ptr<grpc::ServerCredentials>> TcpCredentials(const ServerOptions& options) {
   const int files = static_cast<int>(!options.ca_file.empty()) +
@@ -37,13 +41,17 @@ Result<std::shared_ptr<grpc::ServerCredentials>> TcpCredentials(const ServerOpti
     return Status(Code::kInvalidArgument,
                   "mTLS takes three files: --tls-ca, --tls-cert and --tls-key");
   }
-  grpc::SslServerCredentialsOptions tls(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  TB_ASSIGN_OR_RETURN(tls.pem_root_certs, ReadSmallFile(options.ca_file));
-  grpc::SslServerCredentialsOptions::PemKeyCertPair pair;
-  TB_ASSIGN_OR_RETURN(pair.cert_chain, ReadSmallFile(options.cert_file));
-  TB_ASSIGN_OR_RETURN(pair.private_key, ReadSmallFile(options.key_file));
-  tls.pem_key_cert_pairs.push_back(std::move(pair));
-  return grpc::SslServerCredentials(tls);
+  // The watcher reports a file that it cannot read by refusing every caller; say it here instead.
+  for (const std::string& file : {options.ca_file, options.cert_file, options.key_file}) {
+    TB_RETURN_IF_ERROR(ReadSmallFile(file).status());
+  }
+  grpc::experimental::TlsServerCredentialsOptions tls(
+      std::make_shared<grpc::experimental::FileWatcherCertificateProvider>(
+          options.key_file, options.cert_file, options.ca_file, kCertificateRefreshSeconds));
+  tls.watch_root_certs();
+  tls.watch_identity_key_cert_pairs();
+  tls.set_cert_request_type(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  return grpc::experimental::TlsServerCredentials(tls);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "tensorbus/rpc/control_link.h"
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <future>
 #include <gtest/gtest.h>
@@ -32,6 +33,10 @@ class Eventually {
     MutexLock lock(mutex_);
     value_ = std::move(value);
     set_.NotifyAll();
+  }
+  std::optional<T> value() {
+    MutexLock lock(mutex_);
+    return value_;
   }
   std::optional<T> Wait() {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
@@ -330,6 +335,49 @@ TEST_F(ControlLinkTest, AsksForACertificateOfItsCa) {
   address.key_file = "";
   EXPECT_THAT(AdminClient::Create(address, kPatience),
               IsStatus(Code::kInvalidArgument, Reason::kNone));
+}
+
+TEST_F(ControlLinkTest, TakesReplacedCertificatesWithoutARestart) {
+  if (!MakeCertificates(dir_.path())) GTEST_SKIP() << "no openssl program";
+  namespace fs = std::filesystem;
+  const auto replace = [&](const std::string& from, const std::string& to) {
+    fs::copy_file(dir_.Join(from), dir_.Join("new"), fs::copy_options::overwrite_existing);
+    fs::rename(dir_.Join("new"), dir_.Join(to));
+  };
+  for (const char* end : {".pem", ".key"}) replace(std::string("server") + end, std::string("live") + end);
+  replace("ca.pem", "live-ca.pem");
+  Serve({.listen = {"127.0.0.1:0"},
+         .token_file = "",
+         .ca_file = dir_.Join("live-ca.pem"),
+         .cert_file = dir_.Join("live.pem"),
+         .key_file = dir_.Join("live.key")});
+  // What each caller sees: trusts `ca`, shows the certificate `name`.
+  const auto ask = [&](const std::string& ca, const std::string& name) {
+    DaemonAddress address = Address();
+    address.ca_file = dir_.Join(ca + ".pem");
+    address.cert_file = dir_.Join(name + ".pem");
+    address.key_file = dir_.Join(name + ".key");
+    const auto client = AdminClient::Create(address, kPatience);
+    return client.ok() ? (*client)->GetStatus({}).status() : client.status();
+  };
+  ASSERT_OK(ask("ca", "client"));
+  EXPECT_EQ(ask("other", "stranger").code(), Code::kUnavailable);
+  const auto link = Open({.target = Address().target,
+                          .token_file = "",
+                          .ca_file = dir_.Join("ca.pem"),
+                          .cert_file = dir_.Join("client.pem"),
+                          .key_file = dir_.Join("client.key")});
+  link->Send(Hello("a"));
+  ASSERT_EQ(last_.Wait(), "a");
+  // The other CA and a certificate of it take their place.
+  for (const char* end : {".pem", ".key"}) replace(std::string("stranger") + end, std::string("live") + end);
+  replace("other.pem", "live-ca.pem");
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  Status now = ask("other", "stranger");
+  while (!now.ok() && std::chrono::steady_clock::now() < deadline) now = ask("other", "stranger");
+  EXPECT_OK(now);
+  EXPECT_EQ(ask("ca", "client").code(), Code::kUnavailable) << "the old ones are over";
+  EXPECT_FALSE(lost_.value().has_value()) << "what is connected stays so";
 }
 
 TEST_F(ControlLinkTest, GivesTypedErrorsToTensorbusctl) {
