@@ -54,7 +54,8 @@ class Agent::Core final : public SessionHost, public DeskHost {
                                   .stages = StagePool::Create(parts_.staging,
                                                               options_.work_thread_count * 2),
                                   .bucket_patience = options_.bucket_patience},
-               .daemon_wait = options_.daemon_wait},
+               .daemon_wait = options_.daemon_wait,
+               .register_wait = options_.register_wait},
               executor_, pool_, *this),
         link_(LinkOptions(), executor_, parts_.open_link, LinkHandler()) {
     if (parts_.metrics != nullptr) AddMetrics(*parts_.metrics);

@@ -28,6 +28,7 @@ struct AgentOptions {
   std::uint64_t staging_bytes = 256U << 20;
   std::uint32_t work_thread_count = 2;
   Nanos daemon_wait = std::chrono::seconds(10);
+  Nanos register_wait = std::chrono::minutes(12);
   /// How long a worker may take to pack or unpack private memory once.
   Nanos bucket_patience = std::chrono::seconds(20);
   std::size_t trace_record_count = 4096;

@@ -1,5 +1,6 @@
 #include "agent/worker_desk.h"
 
+#include <algorithm>
 #include <fmt/format.h>
 
 #include "agent/session.h"
@@ -304,12 +305,35 @@ void WorkerDesk::RegistrationChecked(ConnectionId connection, Result<CheckedRegi
   rank.layout = std::move(checked->layout);
   worker->register_seconds = checked->register_seconds;
   worker->prefault_seconds = checked->prefault_seconds;
-  worker->register_deadline = executor_.Now() + options_.daemon_wait;
-  executor_.PostAt(worker->register_deadline, IfThere(connection, [this](Worker& at) {
-                     if (at.register_request == 0 || executor_.Now() < at.register_deadline) return;
-                     AnswerRegistered(at, NoDaemon(), {});
-                   }));
+  worker->register_limit = executor_.Now() + options_.register_wait;
+  AwaitRegistered(*worker);
   if (host_.daemon_ready()) RegisterAtDaemon(*worker);
+}
+
+// A daemon that is not there is soon given up; one that is may take its time.
+void WorkerDesk::AwaitRegistered(Worker& worker) {
+  worker.register_deadline =
+      std::min(executor_.Now() + options_.daemon_wait, worker.register_limit);
+  executor_.PostAt(worker.register_deadline, IfThere(worker.connection, [this](Worker& at) {
+                     if (at.register_request == 0 || executor_.Now() < at.register_deadline) return;
+                     if (host_.daemon_ready() && executor_.Now() < at.register_limit) {
+                       return AwaitRegistered(at);
+                     }
+                     GiveUpRegistering(at);
+                   }));
+}
+
+void WorkerDesk::GiveUpRegistering(Worker& worker) {
+  if (!host_.daemon_ready()) return AnswerRegistered(worker, NoDaemon(), {});
+  const Status late(Code::kDeadlineExceeded,
+                    fmt::format("the daemon has not answered the registration of {} in {:.1f} s",
+                                worker.rank->Name(), Seconds(options_.register_wait)),
+                    Reason::kBusy);
+  proto::AgentMessage message;
+  *message.mutable_leave_rank()->mutable_rank() = rpc::ToProto(worker.rank->identity);
+  message.mutable_leave_rank()->set_why(late.message());
+  host_.SendToDaemon(std::move(message));
+  AnswerRegistered(worker, late, {});
 }
 
 void WorkerDesk::RegisterAtDaemon(Worker& worker) {

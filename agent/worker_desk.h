@@ -57,6 +57,9 @@ class WorkerDesk {
     PrivateMemoryPlant private_memory = {};
     /// How long a registration or publish waits for a daemon that is not there.
     Nanos daemon_wait = std::chrono::seconds(10);
+    /// How long a registration waits for a daemon that is there: it may have a large layout to look
+    /// at. Longer than the daemon gives itself.
+    Nanos register_wait = std::chrono::minutes(12);
     /// Added to a worker's own deadline before this side answers in the daemon's place.
     Nanos deadline_grace = std::chrono::milliseconds(500);
   };
@@ -142,7 +145,8 @@ class WorkerDesk {
     bool closing = false;                ///< told to go; nothing it still says counts
     std::uint64_t register_request = 0;  ///< of the worker; 0 when answered
     std::uint64_t daemon_register_request = 0;
-    TimePoint register_deadline;
+    TimePoint register_deadline;  ///< for a daemon that is not there
+    TimePoint register_limit;     ///< for one that is
     double register_seconds = 0;
     double prefault_seconds = 0;
     std::optional<PendingUpdate> update;
@@ -160,6 +164,8 @@ class WorkerDesk {
   void OnBucketDone(Worker& worker, const wire::Frame& frame);
   void RegistrationChecked(ConnectionId connection, Result<CheckedRegistration> checked);
   void RegisterAtDaemon(Worker& worker);
+  void AwaitRegistered(Worker& worker);
+  void GiveUpRegistering(Worker& worker);
   void AnswerRegistered(Worker& worker, const Status& status, ChannelEpoch epoch);
   void Leave(Worker& worker, bool on_purpose, const std::string& why);
   // worker_requests.cc

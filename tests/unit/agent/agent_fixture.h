@@ -68,6 +68,8 @@ class AgentFixture : public ::testing::Test {
     parts.metrics = metrics.get();
     parts.staging = staging = transport::StagingBudget::Create(staging_bytes);
     options.bucket_patience = bucket_patience;
+    options.daemon_wait = daemon_wait;
+    options.register_wait = register_wait;
     auto made = agent::Agent::Create(std::move(options), std::move(parts));
     ASSERT_OK(made);
     agent = *std::move(made);
@@ -144,6 +146,8 @@ class AgentFixture : public ::testing::Test {
   std::string folder_;
   std::uint64_t staging_bytes = transport::StagingBudget::kDefaultBytes;  ///< before Restart()
   Nanos bucket_patience = std::chrono::seconds(20);                       ///< before Restart()
+  Nanos daemon_wait = std::chrono::seconds(10);                           ///< before Restart()
+  Nanos register_wait = std::chrono::minutes(12);                         ///< before Restart()
   std::shared_ptr<transport::StagingBudget> staging;
   FakeDaemon daemon;
   std::unique_ptr<Metrics> metrics;

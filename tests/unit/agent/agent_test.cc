@@ -278,6 +278,28 @@ TEST_F(AgentFixture, WithoutADaemonRequestsFailInTimeNamingIt) {
   EXPECT_NE(updated.status.message().find("fake-target"), std::string::npos);
 }
 
+TEST_F(AgentFixture, ADaemonThatIsThereMayTakeLongerOverARegistration) {
+  daemon_wait = std::chrono::milliseconds(20);
+  Restart();
+  daemon.set_register_time(std::chrono::milliseconds(200));
+  StartPair(FlipMode::kInPlace);
+  PublishAll(1);
+  for (const auto& updated : UpdateAll()) ASSERT_OK(updated.status);
+}
+
+TEST_F(AgentFixture, ARegistrationTheDaemonNeverAnswersIsGivenUpAndTakenBack) {
+  daemon_wait = std::chrono::milliseconds(20);
+  register_wait = std::chrono::milliseconds(100);
+  Restart();
+  daemon.set_register_time(std::chrono::hours(1));
+  auto& source = AddSource(0, 1, Rows(0, 64));
+  ASSERT_OK(source.Connect());
+  EXPECT_THAT(source.Register(), IsStatus(Code::kDeadlineExceeded, Reason::kBusy));
+  EXPECT_TRUE(daemon.AwaitReceived(proto::AgentMessage::kLeaveRank, 1));
+  daemon.set_register_time({});
+  ASSERT_OK(source.Register());
+}
+
 TEST_F(AgentFixture, ASessionEndsAtItsDeadlineSayingWhatItWaitedFor) {
   daemon.set_timeout(std::chrono::milliseconds(100));
   StartPair(FlipMode::kInPlace);

@@ -177,6 +177,9 @@ void FakeDaemon::StartSession(const std::string& job, std::uint32_t replica,
 void FakeDaemon::set_timeout(Nanos timeout) {
   executor_.Post([this, timeout] { timeout_ = timeout; });
 }
+void FakeDaemon::set_register_time(Nanos time) {
+  executor_.Post([this, time] { register_time_ = time; });
+}
 void FakeDaemon::set_from_snapshot(bool from_snapshot) {
   executor_.Post([this, from_snapshot] { from_snapshot_ = from_snapshot; });
 }
@@ -352,7 +355,7 @@ void FakeDaemon::OnRegister(std::uint64_t link, const proto::RegisterRank& messa
   }
   ranks_[RankKey::Of(identity)] = std::move(state);
   answer.mutable_rank_registered()->set_channel_epoch(1);
-  SendTo(link, answer);
+  executor_.PostAfter(register_time_, [this, link, answer] { SendTo(link, answer); });
 }
 
 void FakeDaemon::OnPublish(std::uint64_t link, const proto::Publish& message) {

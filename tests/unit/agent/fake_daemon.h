@@ -48,6 +48,8 @@ class FakeDaemon {
   void StartSession(const std::string& job, std::uint32_t replica, std::uint64_t version);
 
   void set_timeout(Nanos timeout);
+  /// How long every registration is looked at before it is answered.
+  void set_register_time(Nanos time);
   void set_from_snapshot(bool from_snapshot);
   void set_early_go(bool early_go);
 
@@ -97,6 +99,7 @@ class FakeDaemon {
   std::uint64_t latest_ = 0;
   bool accept_ = true;
   Nanos timeout_ = std::chrono::seconds(20);
+  Nanos register_time_{};
   bool from_snapshot_ = false;
   bool early_go_ = false;
   std::map<std::string, Hash128> last_plan_;
