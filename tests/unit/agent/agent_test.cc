@@ -300,6 +300,36 @@ TEST_F(AgentFixture, ARegistrationTheDaemonNeverAnswersIsGivenUpAndTakenBack) {
   ASSERT_OK(source.Register());
 }
 
+// A worker that changes its place in the job: the same process, the same connection.
+TEST_F(AgentFixture, RegistersAnotherLayoutOnTheSameConnection) {
+  StartPair(FlipMode::kShadow);
+  PublishAll(1);
+  for (const auto& updated : UpdateAll()) ASSERT_OK(updated.status);
+  const std::array<Box, 2> shifted = {Columns(8, 24), Columns(0, 8)};
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    targets[i]->registration = {};
+    targets[i]->AddTensor("w", WeightShape(), shifted[i]);
+    ASSERT_OK(targets[i]->Register(FlipMode::kShadow));
+  }
+  const auto left = daemon.Received(proto::AgentMessage::kLeaveRank);
+  ASSERT_EQ(left.size(), 2U);
+  EXPECT_TRUE(left[0].leave_rank().on_purpose());
+  const auto known = daemon.Received(proto::AgentMessage::kRegisterRank);
+  ASSERT_EQ(known.size(), 6U);
+  EXPECT_EQ(known[4].register_rank().live_version(), 0U) << "its new memory holds nothing yet";
+  for (const auto& updated : UpdateAll()) {
+    ASSERT_OK(updated.status);
+    EXPECT_EQ(updated.version, Version{1});
+  }
+  PublishAll(2);
+  const auto updates = UpdateAll();
+  for (std::size_t i = 0; i < updates.size(); ++i) {
+    ASSERT_OK(updates[i].status);
+    EXPECT_EQ(updates[i].bytes, shifted[i].volume() * 4);
+    EXPECT_EQ(targets[i]->CountWrong(2), 0U);
+  }
+}
+
 TEST_F(AgentFixture, ASessionEndsAtItsDeadlineSayingWhatItWaitedFor) {
   daemon.set_timeout(std::chrono::milliseconds(100));
   StartPair(FlipMode::kInPlace);
