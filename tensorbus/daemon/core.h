@@ -10,10 +10,12 @@
 
 #include "proto/tensorbus.pb.h"
 #include "tensorbus/base/executor.h"
+#include "tensorbus/daemon/assembly.h"
 #include "tensorbus/daemon/daemon_metrics.h"
 #include "tensorbus/daemon/digest_compare.h"
 #include "tensorbus/daemon/model.h"
 #include "tensorbus/daemon/session.h"
+#include "tensorbus/daemon/side_work.h"
 #include "tensorbus/rpc/agent_port.h"
 
 namespace tensorbus::daemon {
@@ -28,6 +30,8 @@ struct CoreOptions {
   Nanos hello_timeout = std::chrono::seconds(5);
   /// For requests that give no timeout of their own.
   Nanos default_timeout = std::chrono::seconds(60);
+  /// For work on layouts that is done away from the executor.
+  Nanos work_timeout = std::chrono::minutes(5);
   /// How long agents have to answer questions of tensorbusctl.
   Nanos query_timeout = std::chrono::seconds(4);
   /// Sessions are numbered from here on: different in every life of the daemon, so that what is
@@ -46,7 +50,8 @@ struct CoreOptions {
 /// executor's running.
 class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
  public:
-  Core(CoreOptions options, Executor& executor, DaemonMetrics& metrics);
+  /// Borrows all three: they outlive it.
+  Core(CoreOptions options, Executor& executor, SideWork& side_work, DaemonMetrics& metrics);
   Core(const Core&) = delete;
   Core& operator=(const Core&) = delete;
   ~Core() override;
@@ -75,6 +80,7 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
     std::size_t sessions = 0;
     std::size_t queries = 0;
     std::size_t kept_versions = 0;
+    std::size_t registrations = 0;  ///< that are being looked at
   };
   Counts counts() const;
 
@@ -117,16 +123,44 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
   void OnAnswer(const Agent& agent, const proto::Answer& answer);
   void UpdateGauges();
 
-  // core_ranks.cc: registrations, generations of a producer, leaving.
+  /// A registration that is being looked at. Its layout is parsed and checked away from the
+  /// executor; when it completes its job, so is putting the job's layout together.
+  struct Registering {
+    std::uint64_t number = 0;  ///< tells it from an earlier one of the same rank
+    std::string agent;
+    std::shared_ptr<const proto::RegisterRank> message;
+    RankIdentity identity;
+    std::shared_ptr<const LayoutEntry> manifest;  ///< what its layout is compared with; may be null
+    SideWork::Ticket ticket = 0;
+  };
+
+  // core_registering.cc: from a RegisterRank to its answer.
   void OnRegister(Agent& agent, const proto::RegisterRank& message);
-  Status Register(Agent& agent, const RankIdentity& identity, const proto::RegisterRank& message);
+  void CheckRegistering(const RankKey& key);
+  void Enter(const RankKey& key, const Result<RankSummary>& checked);
+  void EndRegistering(const RankKey& key, const Status& status);
+  void AnswerRegister(const std::string& agent, std::uint64_t request,
+                      const RankIdentity* identity, const Status& status);
+  void AssembleProducer(Channel& channel, const RankKey& last);
+  void ProducerAssembled(std::uint64_t number, const RankKey& last,
+                         Result<std::shared_ptr<const LayoutEntry>> assembled);
+  void AssembleReplica(Channel& channel, Replica& replica, const RankKey& last);
+  void ReplicaAssembled(std::uint64_t number, const RankKey& last,
+                        const std::shared_ptr<const LayoutEntry>& manifest,
+                        Result<std::shared_ptr<const LayoutEntry>> assembled);
+  void Superseded(const RankKey& last);
+  void CheckReplicas(Channel& channel);
+  void StartReplicaCheck(Channel& channel, Replica& replica);
+  void ReplicaChecked(std::uint64_t number, const std::string& channel, const ReplicaKey& key,
+                      const Status& fault);
+
+  // core_ranks.cc: who registers where, generations of a producer, leaving.
+  Status Register(Agent& agent, const Registering& registering, const RankSummary& summary);
   Status RegisterProducer(Agent& agent, Channel& channel, RankState rank,
                           const proto::RegisterRank& message);
-  Status RegisterConsumer(Agent& agent, Channel& channel, RankState rank,
-                          const proto::RegisterRank& message);
+  Status RegisterConsumer(Channel& channel, RankState rank, const proto::RegisterRank& message);
   void BeginGeneration(Channel& channel, const RankIdentity& identity, const std::string& why);
-  void ManifestKnown(Channel& channel);
-  void CheckReplica(Channel& channel, Replica& replica);
+  void ForgetIfEmpty(const std::string& channel);
   void OnLeave(Agent& agent, const proto::LeaveRank& message);
   void RankGone(const RankKey& key, const Status& why);
   void ProducerRankGone(Channel& channel, std::uint32_t rank, const Status& why);
@@ -191,23 +225,25 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
 
   // core_admin.cc, core_digests.cc: answers to tensorbusctl, proofs by digest.
   Result<Channel*> FindChannel(const std::string& name);
-  void AddRoutes(const Channel& channel, const Replica& replica, const TensorSpec& tensor,
-                 proto::ExplainReply& reply) const;
   struct DigestJob;
   struct VerifyRun;
   struct ClaimRun;
   void AskDigests(std::shared_ptr<DigestJob> job);
   Result<std::vector<DigestHolder>> HoldersToVerify(const Channel& channel, Version version) const;
+  std::vector<DigestHolder> ProducerHolders(const Channel& channel,
+                                            const VersionState& version) const;
   bool StillHeld(const std::string& channel, const std::vector<DigestHolder>& holders) const;
-  void FinishVerify(VerifyRun& run);
+  void AskHolders(const std::shared_ptr<VerifyRun>& run);
+  void CompareHolders(const std::shared_ptr<VerifyRun>& run);
   void OnClaim(Agent& agent, const proto::ClaimVersion& message);
-  Result<std::shared_ptr<ClaimRun>> StartClaim(const RankIdentity& identity,
-                                               const proto::ClaimVersion& message);
+  void FindCandidates(ClaimRun& run) const;
   void NextCandidate(const std::shared_ptr<ClaimRun>& run);
-  void EndClaim(const ClaimRun& run, Version version);
+  void AskCandidate(const std::shared_ptr<ClaimRun>& run);
+  void EndClaim(const ClaimRun& run, const Status& status, Version version);
 
   const CoreOptions options_;
   Executor& executor_;
+  SideWork& side_work_;
   DaemonMetrics& metrics_;
   const TimePoint started_;
 
@@ -217,6 +253,9 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
   std::set<std::string> reconcile_;  ///< channels that changed in this task
   bool reconciling_ = false;
   bool silence_timer_ = false;
+
+  std::map<RankKey, Registering> registering_;
+  std::uint64_t next_work_ = 1;  ///< numbers registrations and assemblies
 
   std::map<SessionId, RunningSession> sessions_;
   std::deque<proto::SessionStatus> ended_;

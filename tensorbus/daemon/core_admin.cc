@@ -75,14 +75,75 @@ std::string_view StateOf(const Channel& channel, const VersionState& version) {
   return newest && !version.closing ? "readable" : "retained";
 }
 
-/// Boxes of one tensor on every rank of a layout.
-template <typename Add>
-void EachHolder(const LayoutEntry& entry, const std::string& tensor, Add add) {
-  for (const JobLayout::Tensor& candidate : entry.layout.tensors) {
-    if (candidate.spec.name != tensor) continue;
-    for (const RankBoxes& rank : entry.layout.HoldingOf(candidate).ranks) add(rank);
+/// What Explain() looks at: values that nobody changes.
+struct Explanation {
+  std::string channel;
+  std::string tensor;
+  std::string producer_job;
+  std::shared_ptr<const LayoutEntry> source;
+  struct Target {
+    std::string job;
+    std::uint32_t replica = 0;
+    std::shared_ptr<const LayoutEntry> layout;
+    planner::Topology topology;
+  };
+  std::vector<Target> targets;
+};
+
+void AddHolders(const LayoutEntry& layout, const std::string& tensor, const std::string& job,
+                std::uint32_t replica, proto::ExplainReply& reply) {
+  const JobLayout::Tensor* const held = layout.index.Find(tensor);
+  if (held == nullptr) return;
+  for (const RankBoxes& rank : layout.layout.HoldingOf(*held).ranks) {
+    proto::HolderStatus& out = *reply.add_holders();
+    out.set_job(job);
+    out.set_replica(replica);
+    out.set_rank(rank.rank);
+    for (const Box& box : rank.boxes) *out.add_boxes() = rpc::ToProto(box);
+  }
+}
+
+void AddRoutes(const LayoutEntry& source, const Explanation::Target& target,
+               const TensorSpec& tensor, proto::ExplainReply& reply) {
+  const Result<planner::Plan> plan =
+      planner::BuildPlan(source.layout, target.layout->layout, target.topology);
+  if (!plan.ok()) {
+    *reply.mutable_error() = rpc::ToProto(plan.status());
     return;
   }
+  const auto& tensors = target.layout->layout.tensors;
+  for (const planner::Route& route : plan->routes) {
+    for (const CopyOp& op : planner::OpsOf(*plan, route)) {
+      if (tensors[op.tensor].spec.name != tensor.name) continue;
+      proto::RouteStatus& out = *reply.add_routes();
+      out.set_source_rank(op.source);
+      out.set_target_rank(op.target);
+      *out.mutable_box() = rpc::ToProto(op.box);
+      out.set_bytes(op.box.volume() * ItemBytes(tensor.dtype));
+      out.set_target_job(target.job);
+      out.set_replica(target.replica);
+    }
+  }
+}
+
+Result<proto::ExplainReply> ExplainTensor(const Explanation& asked) {
+  const JobLayout::Tensor* const tensor = asked.source->index.Find(asked.tensor);
+  if (tensor == nullptr) {
+    const auto near = NearestNames(asked.source->layout, asked.tensor, 5);
+    return Status(Code::kNotFound,
+                  fmt::format("channel {} has no tensor \"{}\"{}{}", asked.channel, asked.tensor,
+                              near.empty() ? "" : "; nearest names: ", fmt::join(near, ", ")),
+                  Reason::kUnknownTensor);
+  }
+  proto::ExplainReply reply;
+  reply.set_dtype(std::string(DTypeName(tensor->spec.dtype)));
+  for (const std::uint64_t size : tensor->spec.shape.dims()) reply.add_shape(size);
+  AddHolders(*asked.source, asked.tensor, asked.producer_job, 0, reply);
+  for (const Explanation::Target& target : asked.targets) {
+    AddHolders(*target.layout, asked.tensor, target.job, target.replica, reply);
+    AddRoutes(*asked.source, target, tensor->spec, reply);
+  }
+  return reply;
 }
 
 }  // namespace
@@ -210,38 +271,22 @@ void Core::Explain(const proto::ExplainRequest& request, Done<proto::ExplainRepl
                        fmt::format("channel {} has no complete producer yet", channel.name),
                        Reason::kMissingRank));
   }
-  const JobLayout& manifest = channel.producer.layout->layout;
-  const auto tensor =
-      std::find_if(manifest.tensors.begin(), manifest.tensors.end(),
-                   [&](const auto& candidate) { return candidate.spec.name == request.tensor(); });
-  if (tensor == manifest.tensors.end()) {
-    const auto near = NearestNames(manifest, request.tensor(), 5);
-    return done(
-        Status(Code::kNotFound,
-               fmt::format("channel {} has no tensor \"{}\"{}{}", channel.name, request.tensor(),
-                           near.empty() ? "" : "; nearest names: ", fmt::join(near, ", ")),
-               Reason::kUnknownTensor));
-  }
-  proto::ExplainReply reply;
-  reply.set_dtype(std::string(DTypeName(tensor->spec.dtype)));
-  for (const std::uint64_t size : tensor->spec.shape.dims()) reply.add_shape(size);
-  const auto add = [&](const std::string& job, std::uint32_t replica, const RankBoxes& rank) {
-    proto::HolderStatus& out = *reply.add_holders();
-    out.set_job(job);
-    out.set_replica(replica);
-    out.set_rank(rank.rank);
-    for (const Box& box : rank.boxes) *out.add_boxes() = rpc::ToProto(box);
-  };
-  EachHolder(*channel.producer.layout, request.tensor(),
-             [&](const RankBoxes& rank) { add(channel.producer.job, 0, rank); });
-  for (const auto& entry : channel.replicas) {
-    const Replica& replica = entry.second;
+  auto asked = std::make_shared<Explanation>();
+  asked->channel = channel.name;
+  asked->tensor = request.tensor();
+  asked->producer_job = channel.producer.job;
+  asked->source = channel.producer.layout;
+  for (const auto& [key, replica] : channel.replicas) {
     if (!replica.complete()) continue;
-    EachHolder(*replica.layout, request.tensor(),
-               [&](const RankBoxes& rank) { add(replica.job, replica.replica, rank); });
-    AddRoutes(channel, replica, tensor->spec, reply);
+    asked->targets.push_back({.job = replica.job,
+                              .replica = replica.replica,
+                              .layout = replica.layout,
+                              .topology = TopologyOf(ParticipantsOf(channel, replica))});
   }
-  done(std::move(reply));
+  side_work_.Start<proto::ExplainReply>(
+      SideWork::Lane::kQuestions, "explaining " + asked->tensor,
+      executor_.Now() + options_.work_timeout, [asked] { return ExplainTensor(*asked); },
+      std::move(done));
 }
 
 void Core::Trace(const proto::TraceRequest&, Done<proto::TraceReply> done) {

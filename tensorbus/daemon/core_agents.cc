@@ -34,9 +34,10 @@ Status CheckHello(const proto::Hello& hello) {
 
 }  // namespace
 
-Core::Core(CoreOptions options, Executor& executor, DaemonMetrics& metrics)
+Core::Core(CoreOptions options, Executor& executor, SideWork& side_work, DaemonMetrics& metrics)
     : options_(std::move(options)),
       executor_(executor),
+      side_work_(side_work),
       metrics_(metrics),
       started_(executor.Now()),
       next_session_(options_.first_session) {}
@@ -185,6 +186,11 @@ void Core::AgentGone(const std::string& name, const Status& why) {
   metrics_.agents_lost.Increment();
   Log(LogLevel::kWarn, "agent_lost",
       {{"agent", name}, {"ranks", agent.ranks.size()}, {"status", why}});
+  std::erase_if(registering_, [&](const auto& entry) {
+    if (entry.second.agent != name) return false;
+    side_work_.Cancel(entry.second.ticket);
+    return true;
+  });
   for (const RankKey& key : agent.ranks) {
     RankGone(key, Status(Code::kUnavailable, fmt::format("lost agent {}: {}", name, why.message()),
                          Reason::kPeerLost));
@@ -270,6 +276,7 @@ Core::Counts Core::counts() const {
   out.agents = agents_.size();
   out.sessions = sessions_.size();
   out.queries = queries_.size();
+  out.registrations = registering_.size();
   for (const auto& [name, agent] : agents_) out.ranks += agent.ranks.size();
   for (const auto& [name, channel] : channels_) out.kept_versions += channel.versions.size();
   return out;

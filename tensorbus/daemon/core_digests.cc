@@ -17,9 +17,10 @@ constexpr std::size_t kBoxesPerQuery = 8192;
 
 /// Questions to one rank, a bounded number of boxes at a time.
 struct Core::DigestJob {
-  RankIdentity identity;
-  std::string agent;
-  std::vector<std::pair<std::string, Box>> boxes;
+  DigestHolder holder;
+  std::size_t box_count = 0;
+  /// Tensor and box number `i`.
+  std::function<std::pair<const std::string&, const Box&>(std::size_t i)> box_at;
   TimePoint deadline;
   std::function<void(Result<std::vector<DigestSum>>)> done;
   std::vector<DigestSum> sums;
@@ -31,51 +32,111 @@ struct Core::VerifyRun {
   std::vector<DigestHolder> holders;
   DigestAtoms atoms;
   std::vector<std::vector<DigestSum>> digests;
+  TimePoint deadline;
   std::size_t open = 0;
   Status fault;
   Done<proto::VerifyReply> done;
+};
+
+/// What a rank says its memory digests to, of tensors it has registered.
+struct Claimed {
+  JobLayout layout;             ///< one rank, with what it holds
+  std::vector<DigestSum> sums;  ///< by tensor of `layout`
+};
+
+/// The questions to one rank that holds a part of what is claimed.
+struct ClaimShare {
+  std::vector<std::pair<std::uint32_t, Box>> boxes;  ///< tensor of Claimed::layout, box
 };
 
 struct Core::ClaimRun {
   RankIdentity identity;
   std::string agent;
   std::uint64_t request = 0;
-  JobLayout claimed;            ///< one rank, with what it holds
-  std::vector<DigestSum> sums;  ///< by tensor of `claimed`
+  std::shared_ptr<const Claimed> claimed;
   struct Candidate {
     Version version;
     std::vector<DigestHolder> holders;  ///< all ranks of one job or replica, in order
   };
   std::vector<Candidate> candidates;  ///< tried from the back
+  Candidate current;
+  std::map<std::uint32_t, ClaimShare> shares;  ///< of `current`, by rank
   std::size_t open = 0;
   std::vector<DigestSum> theirs;
   bool failed = false;
 };
 
+namespace {
+
+/// Errors: kInvalidArgument when the claim is malformed or names nothing that the rank holds.
+Result<std::shared_ptr<const Claimed>> ReadClaim(const RankPart& part,
+                                                 const proto::ClaimVersion& message) {
+  TB_ASSIGN_OR_RETURN(const RankLayout own, ParseRankLayout(rpc::BytesOf(*part.blob), part.rank));
+  std::map<std::string_view, std::pair<std::vector<Box>, DigestSum>> by_name;
+  for (const proto::TensorDigest& digest : message.tensors()) {
+    TB_ASSIGN_OR_RETURN(const Box box, rpc::FromProto(digest.box()));
+    auto& [boxes, sum] = by_name[digest.tensor()];
+    if (std::find(boxes.begin(), boxes.end(), box) != boxes.end()) continue;  // an alias
+    boxes.push_back(box);
+    sum += rpc::FromProto(digest.digest());
+  }
+  auto claimed = std::make_shared<Claimed>();
+  claimed->layout.rank_count = 1;
+  for (const RankLayout::Tensor& tensor : own.tensors) {
+    const auto found = by_name.find(tensor.spec.name);
+    if (found == by_name.end()) continue;
+    const auto number = static_cast<std::uint32_t>(claimed->layout.holdings.size());
+    claimed->layout.tensors.push_back({.spec = tensor.spec, .holding = number});
+    claimed->layout.holdings.push_back({.ranks = {{.rank = 0, .boxes = found->second.first}}});
+    claimed->sums.push_back(found->second.second);
+  }
+  TB_RETURN_IF_ERROR(Validate(claimed->layout));
+  if (claimed->layout.tensors.empty()) {
+    return Status(Code::kInvalidArgument, part.claim.who + " claims nothing", Reason::kMalformed);
+  }
+  return std::shared_ptr<const Claimed>(std::move(claimed));
+}
+
+/// Who of the holders of a layout is asked for what. Errors: planner's, when they do not hold all.
+Result<std::map<std::uint32_t, ClaimShare>> ShareOut(const LayoutEntry& held,
+                                                     const Claimed& claimed) {
+  TB_ASSIGN_OR_RETURN(const planner::Plan plan,
+                      planner::BuildPlan(held.layout, claimed.layout, {}));
+  std::map<std::uint32_t, ClaimShare> shares;
+  for (const planner::Route& route : plan.routes) {
+    ClaimShare& share = shares[route.source];
+    for (const CopyOp& op : planner::OpsOf(plan, route)) share.boxes.emplace_back(op.tensor, op.box);
+  }
+  return shares;
+}
+
+}  // namespace
+
 void Core::AskDigests(std::shared_ptr<DigestJob> job) {
-  if (job->sums.size() == job->boxes.size()) {
+  if (job->sums.size() == job->box_count) {
     executor_.Post([job] { job->done(std::move(job->sums)); });
     return;
   }
   const std::size_t first = job->sums.size();
-  const std::size_t count = std::min(kBoxesPerQuery, job->boxes.size() - first);
+  const std::size_t count = std::min(kBoxesPerQuery, job->box_count - first);
   proto::Query query;
-  *query.mutable_digest()->mutable_rank() = rpc::ToProto(job->identity);
+  proto::DigestQuery& asked = *query.mutable_digest();
+  *asked.mutable_rank() = rpc::ToProto(job->holder.identity);
   for (std::size_t i = first; i < first + count; ++i) {
-    proto::TensorDigest& want = *query.mutable_digest()->add_boxes();
-    want.set_tensor(job->boxes[i].first);
-    *want.mutable_box() = rpc::ToProto(job->boxes[i].second);
+    proto::TensorDigest& want = *asked.add_boxes();
+    const auto wanted = job->box_at(i);
+    want.set_tensor(wanted.first);
+    *want.mutable_box() = rpc::ToProto(wanted.second);
   }
   const Nanos left = std::max<Nanos>(job->deadline - executor_.Now(), std::chrono::milliseconds(1));
-  Ask(job->agent, std::move(query), left, [this, job, count](Result<proto::Answer> answer) {
-    if (!answer.ok()) {
-      return job->done(answer.status().Annotate(job->identity.ToString()));
-    }
+  Ask(job->holder.agent, std::move(query), left, [this, job, count](Result<proto::Answer> answer) {
+    const std::string who = job->holder.identity.ToString();
+    if (!answer.ok()) return job->done(answer.status().Annotate(who));
     if (static_cast<std::size_t>(answer->digests_size()) != count) {
-      return job->done(Status(Code::kInternal,
-                              fmt::format("{} answered {} digests for {} boxes",
-                                          job->identity.ToString(), answer->digests_size(), count),
-                              Reason::kMalformed));
+      return job->done(Status(
+          Code::kInternal,
+          fmt::format("{} answered {} digests for {} boxes", who, answer->digests_size(), count),
+          Reason::kMalformed));
     }
     for (const proto::TensorDigest& digest : answer->digests()) {
       job->sums.push_back(rpc::FromProto(digest.digest()));
@@ -84,33 +145,19 @@ void Core::AskDigests(std::shared_ptr<DigestJob> job) {
   });
 }
 
-// ---- explain ------------------------------------------------------------------------------------
-
-void Core::AddRoutes(const Channel& channel, const Replica& replica, const TensorSpec& tensor,
-                     proto::ExplainReply& reply) const {
-  const Result<planner::Plan> plan =
-      planner::BuildPlan(channel.producer.layout->layout, replica.layout->layout,
-                         TopologyOf(ParticipantsOf(channel, replica)));
-  if (!plan.ok()) {
-    *reply.mutable_error() = rpc::ToProto(plan.status());
-    return;
-  }
-  const auto& tensors = replica.layout->layout.tensors;
-  for (const planner::Route& route : plan->routes) {
-    for (const CopyOp& op : planner::OpsOf(*plan, route)) {
-      if (tensors[op.tensor].spec.name != tensor.name) continue;
-      proto::RouteStatus& out = *reply.add_routes();
-      out.set_source_rank(op.source);
-      out.set_target_rank(op.target);
-      *out.mutable_box() = rpc::ToProto(op.box);
-      out.set_bytes(op.box.volume() * ItemBytes(tensor.dtype));
-      out.set_target_job(replica.job);
-      out.set_replica(replica.replica);
-    }
-  }
-}
-
 // ---- verify -------------------------------------------------------------------------------------
+
+std::vector<DigestHolder> Core::ProducerHolders(const Channel& channel,
+                                                const VersionState& version) const {
+  std::vector<DigestHolder> holders;
+  for (const auto& [number, rank] : channel.producer.ranks) {
+    holders.push_back({.identity = rank.identity,
+                       .agent = rank.agent,
+                       .version = version.version,
+                       .layout = channel.producer.layout});
+  }
+  return holders;
+}
 
 Result<std::vector<DigestHolder>> Core::HoldersToVerify(const Channel& channel,
                                                         Version version) const {
@@ -118,9 +165,7 @@ Result<std::vector<DigestHolder>> Core::HoldersToVerify(const Channel& channel,
   const auto kept = channel.versions.find(version);
   // A snapshot's rank may have written its memory since.
   if (kept != channel.versions.end() && kept->second.readable && !kept->second.snapshot()) {
-    for (const auto& [number, rank] : channel.producer.ranks) {
-      holders.push_back({rank.identity, rank.agent, version, channel.producer.layout});
-    }
+    holders = ProducerHolders(channel, kept->second);
   }
   for (const auto& [key, replica] : channel.replicas) {
     if (!replica.complete() || replica.dirty() || replica.session.value != 0 ||
@@ -128,7 +173,10 @@ Result<std::vector<DigestHolder>> Core::HoldersToVerify(const Channel& channel,
       continue;
     }
     for (const auto& [number, rank] : replica.ranks) {
-      holders.push_back({rank.identity, rank.agent, version, replica.layout});
+      holders.push_back({.identity = rank.identity,
+                         .agent = rank.agent,
+                         .version = version,
+                         .layout = replica.layout});
     }
   }
   if (!holders.empty()) return holders;
@@ -164,182 +212,198 @@ void Core::Verify(const proto::VerifyRequest& request, Done<proto::VerifyReply> 
   }
   Result<std::vector<DigestHolder>> holders = HoldersToVerify(channel, version);
   if (!holders.ok()) return done(holders.status());
-  Result<DigestAtoms> atoms = MakeAtoms(*holders);
-  if (!atoms.ok()) return done(atoms.status());
   auto run = std::make_shared<VerifyRun>();
   run->channel = channel.name;
   run->version = version;
   run->holders = std::move(holders).value();
-  run->atoms = std::move(atoms).value();
+  run->deadline = executor_.Now() + TimeoutOf(request.timeout_ms(), options_.query_timeout);
+  run->done = std::move(done);
+  side_work_.Start<DigestAtoms>(
+      SideWork::Lane::kQuestions, "verifying " + channel.name, run->deadline,
+      [run] { return MakeAtoms(run->holders); },
+      [this, run](Result<DigestAtoms> atoms) {
+        if (!atoms.ok()) return run->done(atoms.status());
+        run->atoms = std::move(atoms).value();
+        AskHolders(run);
+      });
+}
+
+void Core::AskHolders(const std::shared_ptr<VerifyRun>& run) {
   run->digests.resize(run->holders.size());
   run->open = run->holders.size();
-  run->done = std::move(done);
-  const TimePoint deadline =
-      executor_.Now() + TimeoutOf(request.timeout_ms(), options_.query_timeout);
   for (std::size_t h = 0; h < run->holders.size(); ++h) {
     auto job = std::make_shared<DigestJob>();
-    job->identity = run->holders[h].identity;
-    job->agent = run->holders[h].agent;
-    job->deadline = deadline;
-    for (const std::uint32_t atom : run->atoms.of_holder[h]) {
-      const DigestBox& box = run->atoms.atoms[atom];
-      job->boxes.emplace_back(run->atoms.specs[box.tensor].name, box.box);
-    }
+    job->holder = run->holders[h];
+    job->box_count = run->atoms.of_holder[h].size();
+    job->box_at = [run, h](std::size_t i) -> std::pair<const std::string&, const Box&> {
+      const DigestBox& box = run->atoms.atoms[run->atoms.of_holder[h][i]];
+      return {run->atoms.specs[box.tensor].name, box.box};
+    };
+    job->deadline = run->deadline;
     job->done = [this, run, h](Result<std::vector<DigestSum>> sums) {
       if (sums.ok()) {
         run->digests[h] = std::move(sums).value();
       } else if (run->fault.ok()) {
         run->fault = sums.status();
       }
-      if (--run->open == 0) FinishVerify(*run);
+      if (--run->open == 0) CompareHolders(run);
     };
     AskDigests(std::move(job));
   }
 }
 
-void Core::FinishVerify(VerifyRun& run) {
-  if (!run.fault.ok()) return run.done(run.fault);
-  if (!StillHeld(run.channel, run.holders)) {
-    return run.done(Status(Code::kAborted,
-                           fmt::format("version {} was replaced while it was being verified; try "
-                                       "again",
-                                       run.version.value)));
+void Core::CompareHolders(const std::shared_ptr<VerifyRun>& run) {
+  if (!run->fault.ok()) return run->done(run->fault);
+  if (!StillHeld(run->channel, run->holders)) {
+    return run->done(Status(Code::kAborted,
+                            fmt::format("version {} was replaced while it was being verified; try "
+                                        "again",
+                                        run->version.value)));
   }
-  proto::VerifyReply reply;
-  CompareDigests(run.holders, run.atoms, run.digests, &reply);
-  reply.set_version(run.version.value);
-  Log(reply.equal() ? LogLevel::kInfo : LogLevel::kError, "verified",
-      {{"channel", run.channel}, {"version", run.version.value}, {"equal", reply.equal()}});
-  run.done(std::move(reply));
+  side_work_.Start<proto::VerifyReply>(
+      SideWork::Lane::kQuestions, "verifying " + run->channel,
+      executor_.Now() + options_.work_timeout,
+      [run]() -> Result<proto::VerifyReply> {
+        proto::VerifyReply reply;
+        CompareDigests(run->holders, run->atoms, run->digests, &reply);
+        reply.set_version(run->version.value);
+        return reply;
+      },
+      [run](Result<proto::VerifyReply> reply) {
+        if (reply.ok()) {
+          Log(reply->equal() ? LogLevel::kInfo : LogLevel::kError, "verified",
+              {{"channel", run->channel},
+               {"version", run->version.value},
+               {"equal", reply->equal()}});
+        }
+        run->done(std::move(reply));
+      });
 }
 
 // ---- claim --------------------------------------------------------------------------------------
 
 void Core::OnClaim(Agent& agent, const proto::ClaimVersion& message) {
   const Result<RankIdentity> identity = rpc::FromProto(message.rank());
-  Status status = identity.status();
-  if (status.ok() && (identity->role != Role::kConsumer || FindOwn(agent, *identity) == nullptr)) {
-    status = Status(Code::kFailedPrecondition,
-                    identity->ToString() + " is not registered as a consumer; register it first");
+  auto run = std::make_shared<ClaimRun>();
+  run->agent = agent.name;
+  run->request = message.request();
+  if (!identity.ok()) return EndClaim(*run, identity.status(), {});
+  run->identity = *identity;
+  const RankState* const rank = FindOwn(agent, *identity);
+  if (identity->role != Role::kConsumer || rank == nullptr) {
+    return EndClaim(*run,
+                    Status(Code::kFailedPrecondition,
+                           identity->ToString() +
+                               " is not registered as a consumer; register it first"),
+                    {});
   }
-  if (status.ok()) {
-    Result<std::shared_ptr<ClaimRun>> run = StartClaim(*identity, message);
-    if (run.ok()) {
-      (*run)->agent = agent.name;
-      return NextCandidate(*run);
-    }
-    status = run.status();
-  }
-  proto::ClaimAnswered reply;
-  reply.set_request(message.request());
-  *reply.mutable_error() = rpc::ToProto(status);
-  SendTo(agent.name, Wrap(&proto::DaemonMessage::mutable_claim_answered, std::move(reply)));
+  const RankPart part = {.rank = identity->rank,
+                         .blob = rank->layout_blob,
+                         .bytes = rank->bytes,
+                         .claim = {.who = identity->ToString(), .leave_out = {}}};
+  side_work_.Start<std::shared_ptr<const Claimed>>(
+      SideWork::Lane::kQuestions, "the claim of " + part.claim.who,
+      executor_.Now() + options_.work_timeout,
+      [part, claim = std::make_shared<const proto::ClaimVersion>(message)] {
+        return ReadClaim(part, *claim);
+      },
+      [this, run](Result<std::shared_ptr<const Claimed>> claimed) {
+        if (!claimed.ok()) return EndClaim(*run, claimed.status(), {});
+        run->claimed = std::move(claimed).value();
+        FindCandidates(*run);
+        NextCandidate(run);
+      });
 }
 
-Result<std::shared_ptr<Core::ClaimRun>> Core::StartClaim(const RankIdentity& identity,
-                                                         const proto::ClaimVersion& message) {
-  const Channel& channel = channels_.at(identity.channel);
-  auto run = std::make_shared<ClaimRun>();
-  run->identity = identity;
-  run->request = message.request();
-  run->claimed.rank_count = 1;
-  TB_ASSIGN_OR_RETURN(const auto own, LayoutOf(*FindRank(KeyOf(identity))));
-  std::map<std::string_view, std::pair<std::vector<Box>, DigestSum>> by_name;
-  for (const proto::TensorDigest& part : message.tensors()) {
-    TB_ASSIGN_OR_RETURN(const Box box, rpc::FromProto(part.box()));
-    auto& [boxes, sum] = by_name[part.tensor()];
-    if (std::find(boxes.begin(), boxes.end(), box) != boxes.end()) continue;  // an alias
-    boxes.push_back(box);
-    sum += rpc::FromProto(part.digest());
-  }
-  for (const RankLayout::Tensor& tensor : own->tensors) {
-    const auto found = by_name.find(tensor.spec.name);
-    if (found == by_name.end()) continue;
-    const auto number = static_cast<std::uint32_t>(run->claimed.holdings.size());
-    run->claimed.tensors.push_back({.spec = tensor.spec, .holding = number});
-    run->claimed.holdings.push_back({.ranks = {{.rank = 0, .boxes = found->second.first}}});
-    run->sums.push_back(found->second.second);
-  }
-  TB_RETURN_IF_ERROR(Validate(run->claimed));
-  if (run->claimed.tensors.empty()) {
-    return Status(Code::kInvalidArgument, identity.ToString() + " claims nothing",
-                  Reason::kMalformed);
-  }
-  const auto add = [&](Version version, const std::map<std::uint32_t, RankState>& ranks,
-                       const std::shared_ptr<const LayoutEntry>& layout) {
-    ClaimRun::Candidate candidate{.version = version, .holders = {}};
-    for (const auto& [number, rank] : ranks) {
-      candidate.holders.push_back({rank.identity, rank.agent, version, layout});
-    }
-    run->candidates.push_back(std::move(candidate));
-  };
+void Core::FindCandidates(ClaimRun& run) const {
+  const auto found = channels_.find(run.identity.channel);
+  if (found == channels_.end()) return;
+  const Channel& channel = found->second;
   for (const auto& [key, replica] : channel.replicas) {
-    const bool self = replica.job == identity.job && replica.replica == identity.replica;
+    const bool self = replica.job == run.identity.job && replica.replica == run.identity.replica;
     if (self || !replica.complete() || replica.dirty() || replica.live().value == 0 ||
         replica.session.value != 0) {
       continue;
     }
-    add(replica.live(), replica.ranks, replica.layout);
+    ClaimRun::Candidate candidate{.version = replica.live(), .holders = {}};
+    for (const auto& [number, rank] : replica.ranks) {
+      candidate.holders.push_back({.identity = rank.identity,
+                                   .agent = rank.agent,
+                                   .version = candidate.version,
+                                   .layout = replica.layout});
+    }
+    run.candidates.push_back(std::move(candidate));
   }
   for (const auto& [number, version] : channel.versions) {
     if (version.readable && !version.snapshot() && !version.closing) {
-      add(number, channel.producer.ranks, channel.producer.layout);
+      run.candidates.push_back(
+          {.version = number, .holders = ProducerHolders(channel, version)});
     }
   }
-  return run;
 }
 
 void Core::NextCandidate(const std::shared_ptr<ClaimRun>& run) {
-  if (run->candidates.empty()) return EndClaim(*run, {});
-  const ClaimRun::Candidate candidate = std::move(run->candidates.back());
+  if (run->candidates.empty()) {
+    return EndClaim(*run,
+                    Status(Code::kNotFound,
+                           fmt::format("what {} holds equals no version that anybody holds now; "
+                                       "ask for a version to be brought",
+                                       run->identity.ToString())),
+                    {});
+  }
+  run->current = std::move(run->candidates.back());
   run->candidates.pop_back();
-  const Result<planner::Plan> plan =
-      planner::BuildPlan(candidate.holders.front().layout->layout, run->claimed, {});
-  if (!plan.ok()) {  // this one does not hold all of it
-    executor_.Post([this, run] { NextCandidate(run); });
-    return;
-  }
-  run->theirs.assign(run->claimed.tensors.size(), {});
+  side_work_.Start<std::map<std::uint32_t, ClaimShare>>(
+      SideWork::Lane::kQuestions, "the claim of " + run->identity.ToString(),
+      executor_.Now() + options_.work_timeout,
+      [held = run->current.holders.front().layout, claimed = run->claimed] {
+        return ShareOut(*held, *claimed);
+      },
+      [this, run](Result<std::map<std::uint32_t, ClaimShare>> shares) {
+        // Busy is an answer; a candidate that does not hold all of it is not.
+        if (!shares.ok() && shares.status().reason() == Reason::kBusy) {
+          return EndClaim(*run, shares.status(), {});
+        }
+        if (!shares.ok()) return NextCandidate(run);
+        run->shares = std::move(shares).value();
+        AskCandidate(run);
+      });
+}
+
+void Core::AskCandidate(const std::shared_ptr<ClaimRun>& run) {
+  run->theirs.assign(run->claimed->layout.tensors.size(), {});
   run->failed = false;
-  struct Share {
-    std::shared_ptr<DigestJob> job;
-    std::vector<std::uint32_t> tensors;
-  };
-  std::map<std::uint32_t, Share> shares;
-  for (const planner::Route& route : plan->routes) {
-    Share& share = shares[route.source];
-    if (share.job == nullptr) share.job = std::make_shared<DigestJob>();
-    for (const CopyOp& op : planner::OpsOf(*plan, route)) {
-      share.job->boxes.emplace_back(run->claimed.tensors[op.tensor].spec.name, op.box);
-      share.tensors.push_back(op.tensor);
-    }
-  }
-  run->open = shares.size();
-  for (auto& [source, share] : shares) {
-    share.job->identity = candidate.holders[source].identity;
-    share.job->agent = candidate.holders[source].agent;
-    share.job->deadline = executor_.Now() + options_.query_timeout;
-    share.job->done = [this, run, candidate,
-                       tensors = std::move(share.tensors)](Result<std::vector<DigestSum>> sums) {
+  run->open = run->shares.size();
+  for (const auto& [source, share] : run->shares) {
+    auto job = std::make_shared<DigestJob>();
+    job->holder = run->current.holders[source];
+    job->box_count = share.boxes.size();
+    const ClaimShare* const asked = &share;  // `run` keeps it until the last answer
+    job->box_at = [run, asked](std::size_t i) -> std::pair<const std::string&, const Box&> {
+      const auto& box = asked->boxes[i];
+      return {run->claimed->layout.tensors[box.first].spec.name, box.second};
+    };
+    job->deadline = executor_.Now() + options_.query_timeout;
+    job->done = [this, run, asked](Result<std::vector<DigestSum>> sums) {
       run->failed = run->failed || !sums.ok();
       for (std::size_t i = 0; sums.ok() && i < sums->size(); ++i) {
-        run->theirs[tensors[i]] += (*sums)[i];
+        run->theirs[asked->boxes[i].first] += (*sums)[i];
       }
       if (--run->open > 0) return;
-      const bool equal = !run->failed && run->theirs == run->sums &&
-                         StillHeld(run->identity.channel, candidate.holders);
-      if (equal) return EndClaim(*run, candidate.version);
+      const bool equal = !run->failed && run->theirs == run->claimed->sums &&
+                         StillHeld(run->identity.channel, run->current.holders);
+      if (equal) return EndClaim(*run, {}, run->current.version);
       NextCandidate(run);
     };
-    AskDigests(share.job);
+    AskDigests(std::move(job));
   }
 }
 
-void Core::EndClaim(const ClaimRun& run, Version version) {
+void Core::EndClaim(const ClaimRun& run, const Status& status, Version version) {
   proto::ClaimAnswered reply;
   reply.set_request(run.request);
-  RankState* rank = FindRank(KeyOf(run.identity));
-  if (version.value != 0 && rank != nullptr && rank->agent == run.agent) {
+  RankState* const rank = FindRank(KeyOf(run.identity));
+  if (status.ok() && rank != nullptr && rank->agent == run.agent) {
     rank->live = version;
     rank->dirty = false;
     reply.set_version(version.value);
@@ -348,10 +412,10 @@ void Core::EndClaim(const ClaimRun& run, Version version) {
     ReconcileLater(run.identity.channel);
   } else {
     *reply.mutable_error() = rpc::ToProto(
-        Status(Code::kNotFound,
-               fmt::format("what {} holds equals no version that anybody holds now; ask for a "
-                           "version to be brought",
-                           run.identity.ToString())));
+        !status.ok() ? status
+                     : Status(Code::kUnavailable,
+                              run.identity.ToString() + " left while its claim was compared",
+                              Reason::kPeerLost));
   }
   SendTo(run.agent, Wrap(&proto::DaemonMessage::mutable_claim_answered, std::move(reply)));
 }

@@ -59,55 +59,28 @@ std::shared_ptr<const LayoutEntry> Core::Share(std::shared_ptr<const LayoutEntry
   return entry;
 }
 
-void Core::OnRegister(Agent& agent, const proto::RegisterRank& message) {
-  proto::RankRegistered reply;
-  reply.set_request(message.request());
-  const Result<RankIdentity> identity = rpc::FromProto(message.rank());
-  const Status status = identity.ok() ? Register(agent, *identity, message) : identity.status();
-  if (!status.ok()) {
-    metrics_.ranks_refused.Increment();
-    Log(LogLevel::kWarn, "rank_refused", {{"agent", agent.name}, {"status", status}});
-    *reply.mutable_error() = rpc::ToProto(status);
-  } else {
-    const Channel& channel = channels_.at(identity->channel);
-    reply.set_channel_epoch(channel.epoch.value);
-    reply.set_latest_version(channel.newest.value);
-    Log(LogLevel::kInfo, "rank_registered",
-        {{"rank", identity->ToString()}, {"agent", agent.name}, {"epoch", channel.epoch.value}});
-  }
-  SendTo(agent.name, Wrap(&proto::DaemonMessage::mutable_rank_registered, std::move(reply)));
-  UpdateGauges();
-}
-
-Status Core::Register(Agent& agent, const RankIdentity& identity,
-                      const proto::RegisterRank& message) {
-  TB_ASSIGN_OR_RETURN(RankLayout layout,
-                      ParseRankLayout(rpc::BytesOf(message.layout()), identity.rank));
+Status Core::Register(Agent& agent, const Registering& registering, const RankSummary& summary) {
+  const RankIdentity& identity = registering.identity;
+  const proto::RegisterRank& message = *registering.message;
   RankState rank;
   rank.identity = identity;
   rank.agent = agent.name;
   rank.pid = message.pid();
   rank.mode = static_cast<MemoryMode>(std::clamp<std::uint32_t>(message.memory_mode(), 1, 3));
-  rank.layout_hash = HashOf(layout);
-  rank.layout_blob = message.layout();
-  rank.bytes = BytesOfLayout(layout);
-  rank.layout = std::make_shared<RankLayout>(std::move(layout));
+  rank.layout_hash = summary.hash;
+  rank.layout_blob = {registering.message, &message.layout()};
+  rank.bytes = summary.bytes;
   if (!channels_.contains(identity.channel) && channels_.size() >= kMaxChannels) {
     return {Code::kResourceExhausted,
             fmt::format("this daemon serves {} channels already", channels_.size()), Reason::kBusy};
   }
   Channel& channel = channels_[identity.channel];
   channel.name = identity.channel;
-  const Status status = identity.role == Role::kProducer
-                            ? RegisterProducer(agent, channel, std::move(rank), message)
-                            : RegisterConsumer(agent, channel, std::move(rank), message);
-  if (status.ok()) {
-    agent.ranks.insert(KeyOf(identity));
-    ReconcileLater(identity.channel);
-  } else if (Forgettable(channel)) {
-    channels_.erase(identity.channel);
-  }
-  return status;
+  TB_RETURN_IF_ERROR(identity.role == Role::kProducer
+                         ? RegisterProducer(agent, channel, std::move(rank), message)
+                         : RegisterConsumer(channel, std::move(rank), message));
+  agent.ranks.insert(KeyOf(identity));
+  return {};
 }
 
 Status Core::RegisterProducer(Agent& agent, Channel& channel, RankState rank,
@@ -167,22 +140,6 @@ Status Core::RegisterProducer(Agent& agent, Channel& channel, RankState rank,
 
   producer.ranks.emplace(identity.rank, std::move(rank));
   producer.marks[identity.rank] = mark;
-  if (producer.ranks.size() < producer.rank_count) return {};
-  Result<std::shared_ptr<const LayoutEntry>> combined = CombineLayouts(producer.ranks);
-  if (!combined.ok()) {
-    producer.ranks.erase(identity.rank);
-    producer.marks.erase(identity.rank);
-    return combined.status().Annotate(who);
-  }
-  producer.layout = Share(std::move(combined).value());
-  for (auto& [number, state] : producer.ranks) state.layout.reset();
-  Log(LogLevel::kInfo, "producer_complete",
-      {{"channel", channel.name},
-       {"job", producer.job},
-       {"ranks", producer.rank_count},
-       {"tensors", producer.layout->layout.tensors.size()},
-       {"epoch", channel.epoch.value}});
-  ManifestKnown(channel);
   return {};
 }
 
@@ -205,7 +162,7 @@ void Core::BeginGeneration(Channel& channel, const RankIdentity& identity, const
   ++channel.epoch.value;
 }
 
-Status Core::RegisterConsumer(Agent& agent, Channel& channel, RankState rank,
+Status Core::RegisterConsumer(Channel& channel, RankState rank,
                               const proto::RegisterRank& message) {
   const RankIdentity identity = rank.identity;
   const std::string who = identity.ToString();
@@ -251,76 +208,30 @@ Status Core::RegisterConsumer(Agent& agent, Channel& channel, RankState rank,
         fmt::format("channel {} has {} replicas already", channel.name, channel.replicas.size()),
         Reason::kBusy};
   }
-  if (channel.producer.complete()) {
-    TB_RETURN_IF_ERROR(
-        CheckRankFits(channel.producer.layout->layout, *rank.layout, rank.leave_out, who));
-  }
 
   Replica& replica = channel.replicas[key];
   replica.job = identity.job;
   replica.replica = identity.replica;
   replica.rank_count = identity.rank_count;
-  const Version live = rank.live;
   replica.ranks.emplace(identity.rank, std::move(rank));
-  Status status;
-  if (replica.ranks.size() == replica.rank_count) {
-    Result<std::shared_ptr<const LayoutEntry>> combined = CombineLayouts(replica.ranks);
-    if (combined.ok()) {
-      replica.layout = Share(std::move(combined).value());
-      for (auto& [number, state] : replica.ranks) state.layout.reset();
-      CheckReplica(channel, replica);
-      status = replica.fault;
-    } else {
-      status = combined.status().Annotate(who);
-    }
-  } else {
-    replica.fault = {};
-  }
-  if (!status.ok()) {
-    replica.layout.reset();
-    replica.ranks.erase(identity.rank);
-    if (replica.ranks.empty()) channel.replicas.erase(key);
-    return status;
-  }
-  // Numbers never go back, also when they are remembered by the engines only.
-  channel.newest = std::max(channel.newest, live);
-  const std::uint64_t over = message.known_epoch() + (channel.producer.fresh ? 1 : 0);
-  if (message.known_epoch() > channel.epoch.value) channel.epoch = ChannelEpoch{over};
-  static_cast<void>(agent);
   return {};
 }
 
-void Core::CheckReplica(Channel& channel, Replica& replica) {
-  replica.fault = {};
-  if (!channel.producer.complete()) return;
-  const JobLayout& manifest = channel.producer.layout->layout;
-  std::vector<std::string> leave_out;
-  for (const auto& [number, rank] : replica.ranks) {
-    const Result<std::shared_ptr<const RankLayout>> layout = LayoutOf(rank);
-    replica.fault =
-        layout.ok() ? CheckRankFits(manifest, **layout, rank.leave_out, rank.identity.ToString())
-                    : layout.status();
-    if (!replica.fault.ok()) break;
-    leave_out.insert(leave_out.end(), rank.leave_out.begin(), rank.leave_out.end());
-  }
-  if (replica.fault.ok() && replica.complete()) {
-    replica.fault = CheckReplicaCovers(manifest, replica.layout->layout, leave_out,
-                                       ReplicaName(channel, replica));
-  }
-  if (replica.fault.ok()) return;
-  Log(LogLevel::kWarn, "replica_does_not_fit",
-      {{"replica", ReplicaName(channel, replica)}, {"status", replica.fault}});
-  EndRequests(replica, replica.fault, {});
-}
-
-void Core::ManifestKnown(Channel& channel) {
-  for (auto& [key, replica] : channel.replicas) CheckReplica(channel, replica);
+void Core::ForgetIfEmpty(const std::string& name) {
+  const auto found = channels_.find(name);
+  if (found != channels_.end() && Forgettable(found->second)) channels_.erase(found);
 }
 
 void Core::OnLeave(Agent& agent, const proto::LeaveRank& message) {
   const Result<RankIdentity> identity = rpc::FromProto(message.rank());
-  if (!identity.ok() || FindOwn(agent, *identity) == nullptr) return;
+  if (!identity.ok()) return;
   const RankKey key = KeyOf(*identity);
+  if (const auto pending = registering_.find(key);
+      pending != registering_.end() && pending->second.agent == agent.name) {
+    side_work_.Cancel(pending->second.ticket);
+    registering_.erase(pending);
+  }
+  if (FindOwn(agent, *identity) == nullptr) return;
   agent.ranks.erase(key);
   const std::string why = message.why().empty()
                               ? (message.on_purpose() ? "it left on purpose" : "it went away")
@@ -344,6 +255,7 @@ void Core::RankGone(const RankKey& key, const Status& why) {
   if (rank->request) executor_.CancelTimer(rank->request->timer);
   replica.ranks.erase(key.rank);
   replica.layout.reset();
+  replica.assembly = 0;
   if (replica.ranks.empty()) channel.replicas.erase({key.job, key.replica});
 }
 
@@ -358,6 +270,7 @@ void Core::ProducerRankGone(Channel& channel, std::uint32_t rank, const Status& 
   while (!channel.versions.empty()) Retire(channel, channel.versions.begin()->first);
   channel.producer.ranks.erase(rank);
   channel.producer.layout.reset();
+  channel.producer.assembly = 0;
   Log(LogLevel::kWarn, "producer_incomplete", {{"channel", channel.name}, {"status", why}});
 }
 

@@ -154,7 +154,7 @@ void Core::EndRequests(Replica& replica, const Status& status, Version live) {
 }
 
 void Core::TryOpen(Channel& channel, Replica& replica) {
-  if (replica.session.value != 0 || !replica.complete()) return;
+  if (replica.session.value != 0 || !replica.complete() || replica.assembly != 0) return;
   const RankState* first = nullptr;
   for (const auto& [number, rank] : replica.ranks) {
     if (!rank.request) return;

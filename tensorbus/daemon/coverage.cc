@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <unordered_map>
 #include <unordered_set>
 
 #include "tensorbus/types/dtype.h"
@@ -48,6 +47,38 @@ Status UnknownTensor(const JobLayout& manifest, std::string_view who, std::strin
           Reason::kUnknownTensor};
 }
 
+/// A tensor as a rank registered it, against the channel's.
+Status CheckTensor(const TensorIndex& manifest, const TensorSpec& asked, std::string_view who) {
+  const JobLayout::Tensor* const known = manifest.Find(asked.name);
+  if (known == nullptr) return UnknownTensor(manifest.layout(), who, "asks for", asked.name);
+  const TensorSpec& spec = known->spec;
+  if (spec.dtype != asked.dtype) {
+    return {Code::kFailedPrecondition,
+            fmt::format("{} registered tensor \"{}\" as {}, the channel has it as {}; register it "
+                        "as {}",
+                        who, spec.name, DTypeName(asked.dtype), DTypeName(spec.dtype),
+                        DTypeName(spec.dtype)),
+            Reason::kDtypeMismatch};
+  }
+  if (spec.shape != asked.shape) {
+    return {Code::kFailedPrecondition,
+            fmt::format("{} registered tensor \"{}\" with the global shape {}, the channel has {}; "
+                        "check the placement and whether the shard's own shape was given",
+                        who, spec.name, asked.shape.ToString(), spec.shape.ToString()),
+            Reason::kLayoutMismatch};
+  }
+  return {};
+}
+
+Status CheckLeaveOut(const TensorIndex& manifest, const RankClaim& claim) {
+  for (const std::string& name : claim.leave_out) {
+    if (manifest.Find(name) == nullptr) {
+      return UnknownTensor(manifest.layout(), claim.who, "leaves out", name);
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 std::vector<std::string> NearestNames(const JobLayout& manifest, std::string_view name,
@@ -69,52 +100,44 @@ std::vector<std::string> NearestNames(const JobLayout& manifest, std::string_vie
   return out;
 }
 
-Status CheckRankFits(const JobLayout& manifest, const RankLayout& rank,
-                     const std::vector<std::string>& leave_out, std::string_view who) {
-  std::unordered_map<std::string_view, const TensorSpec*> specs;
-  specs.reserve(manifest.tensors.size());
-  for (const JobLayout::Tensor& tensor : manifest.tensors) {
-    specs.emplace(tensor.spec.name, &tensor.spec);
+TensorIndex::TensorIndex(const JobLayout& layout) : layout_(layout) {
+  index_.reserve(layout.tensors.size());
+  for (std::size_t i = 0; i < layout.tensors.size(); ++i) {
+    index_.emplace(layout.tensors[i].spec.name, static_cast<std::uint32_t>(i));
   }
-  for (const RankLayout::Tensor& tensor : rank.tensors) {
-    const auto found = specs.find(tensor.spec.name);
-    if (found == specs.end()) {
-      return UnknownTensor(manifest, who, "asks for", tensor.spec.name);
-    }
-    const TensorSpec& spec = *found->second;
-    if (spec.dtype != tensor.spec.dtype) {
-      return {
-          Code::kFailedPrecondition,
-          fmt::format("{} registered tensor \"{}\" as {}, the channel has it as {}; register it "
-                      "as {}",
-                      who, spec.name, DTypeName(tensor.spec.dtype), DTypeName(spec.dtype),
-                      DTypeName(spec.dtype)),
-          Reason::kDtypeMismatch};
-    }
-    if (spec.shape != tensor.spec.shape) {
-      return {
-          Code::kFailedPrecondition,
-          fmt::format("{} registered tensor \"{}\" with the global shape {}, the channel has {}; "
-                      "check the placement and whether the shard's own shape was given",
-                      who, spec.name, tensor.spec.shape.ToString(), spec.shape.ToString()),
-          Reason::kLayoutMismatch};
-    }
-  }
-  for (const std::string& name : leave_out) {
-    if (!specs.contains(name)) return UnknownTensor(manifest, who, "leaves out", name);
-  }
-  return {};
 }
 
-Status CheckReplicaCovers(const JobLayout& manifest, const JobLayout& replica,
-                          const std::vector<std::string>& leave_out, std::string_view who) {
-  std::unordered_set<std::string_view> handled(leave_out.begin(), leave_out.end());
+const JobLayout::Tensor* TensorIndex::Find(std::string_view name) const {
+  const auto found = index_.find(name);
+  return found == index_.end() ? nullptr : &layout_.tensors[found->second];
+}
+
+Status CheckRankFits(const TensorIndex& manifest, const RankLayout& rank, const RankClaim& claim) {
+  for (const RankLayout::Tensor& tensor : rank.tensors) {
+    TB_RETURN_IF_ERROR(CheckTensor(manifest, tensor.spec, claim.who));
+  }
+  return CheckLeaveOut(manifest, claim);
+}
+
+Status CheckReplicaFits(const TensorIndex& manifest, const JobLayout& replica,
+                        const std::vector<RankClaim>& ranks, std::string_view who) {
+  std::unordered_set<std::string_view> left_out;
+  for (const RankClaim& claim : ranks) {
+    TB_RETURN_IF_ERROR(CheckLeaveOut(manifest, claim));
+    left_out.insert(claim.leave_out.begin(), claim.leave_out.end());
+  }
+  std::unordered_set<std::string_view> handled = left_out;
   for (const JobLayout::Tensor& tensor : replica.tensors) {
-    if (!replica.HoldingOf(tensor).ranks.empty()) handled.insert(tensor.spec.name);
+    const Holding& holding = replica.HoldingOf(tensor);
+    const std::string_view holder =
+        holding.ranks.empty() ? who : std::string_view(ranks[holding.ranks[0].rank].who);
+    TB_RETURN_IF_ERROR(CheckTensor(manifest, tensor.spec, holder));
+    if (holding.ranks.empty()) continue;
+    handled.insert(tensor.spec.name);
   }
   std::vector<std::string_view> missing;
   std::size_t count = 0;
-  for (const JobLayout::Tensor& tensor : manifest.tensors) {
+  for (const JobLayout::Tensor& tensor : manifest.layout().tensors) {
     if (handled.contains(tensor.spec.name)) continue;
     if (++count <= kListedNames) missing.emplace_back(tensor.spec.name);
   }

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "tensorbus/base/status.h"
@@ -10,19 +12,39 @@
 // Whether what a consumer holds fits the channel's manifest. Pure.
 namespace tensorbus::daemon {
 
+/// A layout's tensors by name. Immutable; borrows the layout.
+class TensorIndex {
+ public:
+  explicit TensorIndex(const JobLayout& layout);
+
+  const JobLayout& layout() const { return layout_; }
+  /// Null when there is none.
+  const JobLayout::Tensor* Find(std::string_view name) const;
+
+ private:
+  const JobLayout& layout_;
+  std::unordered_map<std::string_view, std::uint32_t> index_;
+};
+
+/// What a rank says of itself: its name for messages, and what it takes no or only a part of.
+struct RankClaim {
+  std::string who;
+  std::vector<std::string> leave_out;
+};
+
 /// Checks one rank: every tensor it names exists with the same dtype and shape, and every name it
-/// leaves out exists. `who` is the rank's name for messages.
+/// leaves out exists.
 ///
 /// Errors, each naming rank, tensor and remedy: kFailedPrecondition with kUnknownTensor (and the
 /// nearest names), kDtypeMismatch or kLayoutMismatch.
-Status CheckRankFits(const JobLayout& manifest, const RankLayout& rank,
-                     const std::vector<std::string>& leave_out, std::string_view who);
+Status CheckRankFits(const TensorIndex& manifest, const RankLayout& rank, const RankClaim& claim);
 
-/// Checks a whole replica: every tensor of the manifest is held by some rank or left out.
+/// Checks a whole replica (`ranks` in order, `replica` their layouts combined): each rank as above,
+/// and every tensor of the manifest is held by some rank or left out.
 ///
-/// Errors: kFailedPrecondition/kLayoutMismatch listing the first names that are neither.
-Status CheckReplicaCovers(const JobLayout& manifest, const JobLayout& replica,
-                          const std::vector<std::string>& leave_out, std::string_view who);
+/// Errors: as above; kFailedPrecondition/kLayoutMismatch listing the first names that are neither.
+Status CheckReplicaFits(const TensorIndex& manifest, const JobLayout& replica,
+                        const std::vector<RankClaim>& ranks, std::string_view who);
 
 /// Names of `manifest` that are nearest to `name`, best first, at most `limit`.
 std::vector<std::string> NearestNames(const JobLayout& manifest, std::string_view name,

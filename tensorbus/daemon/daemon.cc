@@ -6,6 +6,7 @@
 #include <sys/random.h>
 
 #include "tensorbus/base/metrics.h"
+#include "tensorbus/daemon/side_work.h"
 
 namespace tensorbus::daemon {
 
@@ -43,6 +44,7 @@ struct Daemon::State {
   DaemonMetrics metrics{registry};
   int metrics_port = 0;
   ThreadExecutor executor{"tb-daemon"};
+  ThreadSideWork side_work{executor};
   std::unique_ptr<Core> core;
   std::unique_ptr<rpc::ControlServer> server;
 };
@@ -56,10 +58,12 @@ Result<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options) {
   if (!options.metrics_listen.empty()) {
     TB_ASSIGN_OR_RETURN(state->metrics_port, state->registry.Listen(options.metrics_listen));
   }
-  state->core = std::make_unique<Core>(std::move(options.core), state->executor, state->metrics);
+  state->core = std::make_unique<Core>(std::move(options.core), state->executor,
+                                       state->side_work, state->metrics);
   auto server =
       rpc::ControlServer::Start(options.server, state->executor, *state->core, *state->core);
   if (!server.ok()) {
+    state->side_work.Stop();
     state->executor.Stop();
     return server.status();
   }
@@ -82,8 +86,13 @@ int Daemon::metrics_port() const {
 }
 
 void Daemon::Stop() {
-  // The executor runs until the server is down: open calls are answered by the core.
+  // The executor runs until the server is down: open calls are answered by the core. What waits for
+  // side work is answered now, so that the server need not wait for that.
+  state_->executor.Post([state = state_.get()] {
+    state->side_work.Close(Status(Code::kUnavailable, "the daemon stops", Reason::kNotRunning));
+  });
   state_->server->Stop(kStopGrace);
+  state_->side_work.Stop();
   state_->executor.Stop();
 }
 

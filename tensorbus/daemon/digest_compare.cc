@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <map>
-#include <unordered_map>
+#include <set>
+#include <unordered_set>
 
 #include "tensorbus/rpc/convert.h"
 
@@ -49,20 +50,10 @@ Result<std::vector<Box>> CutBoxes(const std::vector<const Box*>& boxes, const st
   return out;
 }
 
-using TensorIndex = std::unordered_map<std::string_view, std::uint32_t>;
-
-TensorIndex IndexOf(const JobLayout& layout) {
-  TensorIndex index;
-  index.reserve(layout.tensors.size());
-  for (std::uint32_t i = 0; i < layout.tensors.size(); ++i) {
-    index.emplace(layout.tensors[i].spec.name, i);
-  }
-  return index;
-}
-
 /// The boxes of one rank of one tensor; none when it holds nothing.
-const std::vector<Box>* BoxesOf(const JobLayout& layout, std::uint32_t tensor, std::uint32_t rank) {
-  const Holding& holding = layout.HoldingOf(layout.tensors[tensor]);
+const std::vector<Box>* BoxesOf(const JobLayout& layout, const JobLayout::Tensor& tensor,
+                                std::uint32_t rank) {
+  const Holding& holding = layout.HoldingOf(tensor);
   const auto found = std::lower_bound(
       holding.ranks.begin(), holding.ranks.end(), rank,
       [](const RankBoxes& boxes, std::uint32_t wanted) { return boxes.rank < wanted; });
@@ -75,25 +66,22 @@ const std::vector<Box>* BoxesOf(const JobLayout& layout, std::uint32_t tensor, s
 Result<DigestAtoms> MakeAtoms(const std::vector<DigestHolder>& holders) {
   DigestAtoms out;
   out.of_holder.resize(holders.size());
-  std::map<const LayoutEntry*, TensorIndex> indices;
-  TensorIndex seen;
+  std::set<const LayoutEntry*> layouts;
+  std::unordered_set<std::string_view> seen;
   for (const DigestHolder& holder : holders) {
-    const LayoutEntry* entry = holder.layout.get();
-    if (!indices.try_emplace(entry, TensorIndex()).second) continue;
-    indices[entry] = IndexOf(entry->layout);
-    for (const JobLayout::Tensor& tensor : entry->layout.tensors) {
-      const auto number = static_cast<std::uint32_t>(out.specs.size());
-      if (seen.emplace(tensor.spec.name, number).second) out.specs.push_back(tensor.spec);
+    if (!layouts.insert(holder.layout.get()).second) continue;
+    for (const JobLayout::Tensor& tensor : holder.layout->layout.tensors) {
+      if (seen.insert(tensor.spec.name).second) out.specs.push_back(tensor.spec);
     }
   }
   for (std::uint32_t t = 0; t < out.specs.size(); ++t) {
     std::vector<const std::vector<Box>*> shares(holders.size(), nullptr);
     std::vector<const Box*> boxes;
     for (std::size_t h = 0; h < holders.size(); ++h) {
-      const auto& index = indices[holders[h].layout.get()];
-      const auto found = index.find(out.specs[t].name);
-      if (found == index.end()) continue;
-      shares[h] = BoxesOf(holders[h].layout->layout, found->second, holders[h].identity.rank);
+      const LayoutEntry& entry = *holders[h].layout;
+      const JobLayout::Tensor* const tensor = entry.index.Find(out.specs[t].name);
+      if (tensor == nullptr) continue;
+      shares[h] = BoxesOf(entry.layout, *tensor, holders[h].identity.rank);
       if (shares[h] == nullptr) continue;
       for (const Box& box : *shares[h]) boxes.push_back(&box);
     }

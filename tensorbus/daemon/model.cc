@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <fmt/format.h>
 
-#include "tensorbus/rpc/convert.h"
-
 namespace tensorbus::daemon {
 
 std::string_view SelectorName(Selector selector) {
@@ -93,39 +91,6 @@ std::string ReplicaRankName(const Channel& channel, const Replica& replica, std:
                       .rank = rank,
                       .rank_count = replica.rank_count}
       .ToString();
-}
-
-std::uint64_t BytesOfLayout(const RankLayout& layout) {
-  std::uint64_t bytes = 0;
-  for (const RankLayout::Tensor& tensor : layout.tensors) {
-    for (const Box& box : tensor.boxes) bytes += box.volume() * ItemBytes(tensor.spec.dtype);
-  }
-  return bytes;
-}
-
-Result<std::shared_ptr<const RankLayout>> LayoutOf(const RankState& rank) {
-  if (rank.layout != nullptr) return rank.layout;
-  TB_ASSIGN_OR_RETURN(RankLayout parsed,
-                      ParseRankLayout(rpc::BytesOf(rank.layout_blob), rank.identity.rank));
-  return std::shared_ptr<const RankLayout>(std::make_shared<RankLayout>(std::move(parsed)));
-}
-
-Result<std::shared_ptr<const LayoutEntry>> CombineLayouts(
-    const std::map<std::uint32_t, RankState>& ranks) {
-  std::vector<RankLayout> layouts;
-  layouts.reserve(ranks.size());
-  auto entry = std::make_shared<LayoutEntry>();
-  for (const auto& [rank, state] : ranks) {
-    TB_CHECK(rank == layouts.size());
-    TB_ASSIGN_OR_RETURN(const auto layout, LayoutOf(state));
-    layouts.push_back(*layout);
-    entry->rank_bytes.push_back(state.bytes);
-  }
-  TB_ASSIGN_OR_RETURN(entry->layout, Combine(layouts));
-  entry->hash = HashOf(entry->layout);
-  entry->blob = rpc::ToString(Serialize(entry->layout));
-  for (const JobLayout::Tensor& tensor : entry->layout.tensors) entry->bytes += tensor.spec.bytes();
-  return std::shared_ptr<const LayoutEntry>(std::move(entry));
 }
 
 }  // namespace tensorbus::daemon

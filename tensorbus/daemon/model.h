@@ -12,6 +12,7 @@
 #include "tensorbus/base/executor.h"
 #include "tensorbus/base/hash.h"
 #include "tensorbus/base/status.h"
+#include "tensorbus/daemon/coverage.h"
 #include "tensorbus/types/ids.h"
 #include "tensorbus/types/layout.h"
 
@@ -56,7 +57,12 @@ RankKey KeyOf(const RankIdentity& identity);
 /// A job's layout with what is derived from it. Immutable; shared by everything that refers to the
 /// layout, sessions included.
 struct LayoutEntry {
-  JobLayout layout;
+  explicit LayoutEntry(JobLayout combined) : layout(std::move(combined)), index(layout) {}
+  LayoutEntry(const LayoutEntry&) = delete;
+  LayoutEntry& operator=(const LayoutEntry&) = delete;
+
+  const JobLayout layout;
+  const TensorIndex index;
   Hash128 hash;
   std::string blob;                       ///< Serialize(layout)
   std::vector<std::uint64_t> rank_bytes;  ///< bytes each rank holds
@@ -79,9 +85,8 @@ struct RankState {
   std::string agent;
   std::uint32_t pid = 0;
   MemoryMode mode = MemoryMode::kMapped;
-  /// Kept until the job's layouts are combined; parsed again from the blob when needed later.
-  std::shared_ptr<const RankLayout> layout;
-  std::string layout_blob;
+  /// Serialize(RankLayout), checked; parsed away from the executor whenever it is needed.
+  std::shared_ptr<const std::string> layout_blob;
   Hash128 layout_hash;
   std::uint64_t bytes = 0;
 
@@ -113,6 +118,8 @@ struct Producer {
   std::uint32_t rank_count = 0;
   std::map<std::uint32_t, RankState> ranks;
   std::map<std::uint32_t, ProcessMark> marks;  ///< of this generation, also of ranks that left
+  /// Names the work that puts the ranks' layouts together now; 0 for none.
+  std::uint64_t assembly = 0;
   bool fresh = false;  ///< begun by a new process in this daemon's life, not by one that came back
   std::shared_ptr<const LayoutEntry> layout;  ///< once all ranks are there
 
@@ -159,6 +166,9 @@ struct Replica {
   std::map<std::uint32_t, RankState> ranks;
   std::shared_ptr<const LayoutEntry> layout;  ///< once all ranks are there
   Status fault;                               ///< why its layout cannot be served
+  /// Names the work that puts its layouts together or compares them with the channel's; 0 for none.
+  /// Until it is done no session opens.
+  std::uint64_t assembly = 0;
   SessionId session;                          ///< running; 0 for none
 
   bool complete() const { return layout != nullptr; }
@@ -185,15 +195,5 @@ std::string ReplicaName(const Channel& channel, const Replica& replica);
 std::string ProducerRankName(const Channel& channel, std::uint32_t rank);
 /// "policy/engine replica 0 rank 2 of 3".
 std::string ReplicaRankName(const Channel& channel, const Replica& replica, std::uint32_t rank);
-
-/// Combines ranks 0..n-1 (all must be there) and derives the rest.
-///
-/// Errors: as Combine().
-Result<std::shared_ptr<const LayoutEntry>> CombineLayouts(
-    const std::map<std::uint32_t, RankState>& ranks);
-/// A rank's own layout, parsed again if it was let go.
-Result<std::shared_ptr<const RankLayout>> LayoutOf(const RankState& rank);
-/// Bytes of all boxes of one rank.
-std::uint64_t BytesOfLayout(const RankLayout& layout);
 
 }  // namespace tensorbus::daemon

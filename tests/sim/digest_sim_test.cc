@@ -109,12 +109,25 @@ TEST_F(DigestSim, BelievesNoEngineThatHoldsSomethingElse) {
   EXPECT_EQ(worker.claimed->code(), Code::kNotFound);
 }
 
+TEST_F(DigestSim, AClaimThatIsComparedWhileItsRankLeavesIsForgotten) {
+  Start();
+  world_.side_work.duration = 1s;
+  Worker& worker = world_.worker("engine", 0);
+  worker.content = 7;
+  world_.Claim(worker);
+  world_.Leave(worker);
+  world_.executor.Advance(10s);
+  EXPECT_EQ(world_.core->counts().queries, 0U);
+  EXPECT_EQ(world_.core->counts().ranks, 4U);
+}
+
 TEST_F(DigestSim, ExplainsWhoGetsATensorFromWhom) {
   Start();
   proto::ExplainRequest request;
   request.set_tensor("w");
   Result<proto::ExplainReply> reply = Status(Code::kUnknown, "");
   world_.core->Explain(request, [&](Result<proto::ExplainReply> got) { reply = std::move(got); });
+  world_.executor.RunReady();
   ASSERT_OK(reply);
   EXPECT_EQ(reply->holders_size(), 5);
   std::uint64_t bytes = 0;
@@ -122,6 +135,7 @@ TEST_F(DigestSim, ExplainsWhoGetsATensorFromWhom) {
   EXPECT_EQ(bytes, World::kElements * 4);
   request.set_tensor("v");
   world_.core->Explain(request, [&](Result<proto::ExplainReply> got) { reply = std::move(got); });
+  world_.executor.RunReady();
   EXPECT_THAT(reply, IsStatus(Code::kNotFound, Reason::kUnknownTensor));
 }
 

@@ -329,7 +329,8 @@ void FakeAgent::AnswerQuery(const proto::Query& query) {
 
 // ---- World --------------------------------------------------------------------------------------
 
-World::World() : core(std::make_unique<daemon::Core>(daemon::CoreOptions{}, executor, metrics)) {}
+World::World()
+    : core(std::make_unique<daemon::Core>(daemon::CoreOptions{}, executor, side_work, metrics)) {}
 
 FakeAgent& World::AddAgent(const std::string& name, const std::string& host) {
   agents_[name] = std::make_unique<FakeAgent>(*this, name, host);
@@ -520,7 +521,7 @@ void World::RestartDaemon(std::uint64_t first_session) {
   executor.RunReady();
   executor.Advance(24h);  // every timer of the old core has run out: none refers to it any more
   core = std::make_unique<daemon::Core>(daemon::CoreOptions{.first_session = first_session},
-                                        executor, metrics);
+                                        executor, side_work, metrics);
   for (auto& [name, agent] : agents_) agent->Attach();
   executor.RunReady();
 }

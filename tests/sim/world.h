@@ -1,5 +1,7 @@
 #pragma once
 
+#include <algorithm>
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
@@ -90,6 +92,26 @@ class FakeAgent : public rpc::AgentPort {
   std::map<std::uint64_t, proto::Prepare> sessions_;
 };
 
+/// Side work in virtual time: each piece takes `duration`, one after the other in each lane.
+class SimSideWork final : public daemon::SideWork {
+ public:
+  explicit SimSideWork(testing::ManualExecutor& executor)
+      : SideWork(executor), executor_(executor) {}
+
+  Nanos duration{};
+
+ protected:
+  void Run(Lane lane, std::function<void()> task) override {
+    TimePoint& free = free_[static_cast<std::size_t>(lane)];
+    free = std::max(free, executor_.Now()) + duration;
+    executor_.PostAt(free, std::move(task));
+  }
+
+ private:
+  testing::ManualExecutor& executor_;
+  std::array<TimePoint, kLaneCount> free_ = {};
+};
+
 /// The daemon's core, agents and workers in one thread and virtual time.
 class World {
  public:
@@ -115,7 +137,7 @@ class World {
     std::vector<std::string> leave_out = {};
     std::function<void(RankLayout&)> change = {};
   };
-  /// Registers one rank through an agent.
+  /// Registers one rank through an agent; answered at once unless side work takes its time.
   Worker& Register(const std::string& agent, const std::string& job, Role role, std::uint32_t rank,
                    std::uint32_t rank_count, const JobOptions& options);
   /// Registers all ranks, spread over the agents in turn.
@@ -150,6 +172,7 @@ class World {
   testing::ManualExecutor executor;
   Metrics registry;
   daemon::DaemonMetrics metrics{registry};
+  SimSideWork side_work{executor};
   std::unique_ptr<daemon::Core> core;
   std::map<std::string, Worker> workers;  ///< by name
   rpc::PortId NextPort() { return rpc::PortId{++ports_}; }

@@ -31,19 +31,30 @@ TEST(Coverage, FindsNamesThatAreNearest) {
   EXPECT_THAT(NearestNames(manifest, "something_else_entirely", 3), ElementsAre());
 }
 
+Status Fits(const JobLayout& manifest, const JobLayout& replica,
+            const std::vector<std::string>& leave_out = {}) {
+  std::vector<RankClaim> ranks(replica.rank_count, RankClaim{.who = "rank", .leave_out = {}});
+  for (std::size_t i = 0; i < ranks.size(); ++i) ranks[i].who += " " + std::to_string(i);
+  ranks[0].leave_out = leave_out;
+  return CheckReplicaFits(TensorIndex(manifest), replica, ranks, "policy/engine replica 0");
+}
+
 TEST(Coverage, CountsTensorsWithoutAnyBoxAsMissing) {
   const JobLayout manifest = Manifest({"a", "b"});
   JobLayout replica = Manifest({"a", "b"});
   replica.holdings.push_back({});
   replica.tensors[1].holding = 1;
-  const Status status = CheckReplicaCovers(manifest, replica, {}, "policy/engine replica 0");
+  const Status status = Fits(manifest, replica);
   EXPECT_THAT(status, IsStatus(Code::kFailedPrecondition, Reason::kLayoutMismatch));
   EXPECT_THAT(status.message(), HasSubstr("leave_out"));
-  EXPECT_OK(CheckReplicaCovers(manifest, replica, {"b"}, "policy/engine replica 0"));
+  EXPECT_OK(Fits(manifest, replica, {"b"}));
 }
 
 TEST(Coverage, RefusesToLeaveOutWhatIsNotThere) {
-  EXPECT_THAT(CheckRankFits(Manifest({"lm_head"}), RankLayout(), {"lm_haed"}, "rank"),
+  const JobLayout manifest = Manifest({"lm_head"});
+  EXPECT_THAT(CheckRankFits(TensorIndex(manifest), RankLayout(), {"rank", {"lm_haed"}}),
+              IsStatus(Code::kFailedPrecondition, Reason::kUnknownTensor));
+  EXPECT_THAT(Fits(manifest, manifest, {"lm_haed"}),
               IsStatus(Code::kFailedPrecondition, Reason::kUnknownTensor));
 }
 

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include "tensorbus/daemon/assembly.h"
+#include "tensorbus/rpc/convert.h"
 #include "tests/testing/status_matchers.h"
 
 namespace tensorbus::daemon {
@@ -11,18 +13,17 @@ namespace {
 DigestHolder Holder(const std::string& job, Role role, std::uint64_t lo, std::uint64_t hi) {
   const std::uint64_t dims[] = {12};
   const Range range[] = {{lo, hi}};
-  RankState rank;
-  rank.identity = {
-      .channel = "policy", .job = job, .role = role, .replica = 0, .rank = 0, .rank_count = 1};
   RankLayout layout;
   layout.tensors.push_back(
       {.spec = {.name = "w", .dtype = DType::kF32, .shape = Shape::Create(dims).value()},
        .boxes = {Box(std::span<const Range>(range))}});
-  rank.layout = std::make_shared<RankLayout>(layout);
-  return {.identity = rank.identity,
-          .agent = "a",
-          .version = Version{1},
-          .layout = CombineLayouts({{0, rank}}).value()};
+  const auto blob = std::make_shared<const std::string>(rpc::ToString(Serialize(layout)));
+  return {
+      .identity = {.channel = "policy", .job = job, .role = role, .replica = 0, .rank = 0,
+                   .rank_count = 1},
+      .agent = "a",
+      .version = Version{1},
+      .layout = Assemble({{.rank = 0, .blob = blob, .bytes = 0, .claim = {}}}).value()};
 }
 
 /// A digest that adds up over elements, as the real one does.

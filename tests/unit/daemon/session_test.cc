@@ -12,8 +12,9 @@ using ::testing::HasSubstr;
 using testing::IsStatus;
 
 std::shared_ptr<const LayoutEntry> Entry(std::uint32_t rank_count, std::uint64_t rank_bytes) {
-  auto entry = std::make_shared<LayoutEntry>();
-  entry->layout.rank_count = rank_count;
+  JobLayout layout;
+  layout.rank_count = rank_count;
+  auto entry = std::make_shared<LayoutEntry>(std::move(layout));
   entry->rank_bytes.assign(rank_count, rank_bytes);
   return entry;
 }

@@ -1,0 +1,164 @@
+#include <gtest/gtest.h>
+
+#include "tests/sim/world.h"
+#include "tests/testing/status_matchers.h"
+
+// Registrations whose layouts take time to look at: what else happens meanwhile, and what has
+// changed when the outcome comes back.
+namespace tensorbus::sim {
+namespace {
+
+using namespace std::chrono_literals;
+using daemon::Selector;
+using ::testing::HasSubstr;
+using testing::IsStatus;
+
+class RegistrationSim : public ::testing::Test {
+ protected:
+  RegistrationSim() {
+    world_.AddAgent("a");
+    world_.AddAgent("b");
+  }
+  Worker& Begin(const std::string& job, Role role, std::uint32_t rank, std::uint32_t count,
+                const World::JobOptions& options = {}) {
+    return world_.Register(role == Role::kProducer ? "a" : "b", job, role, rank, count, options);
+  }
+  static World::JobOptions OtherDtype() {
+    World::JobOptions options;
+    options.change = [](RankLayout& layout) { layout.tensors[0].spec.dtype = DType::kI32; };
+    return options;
+  }
+
+  World world_;
+};
+
+TEST_F(RegistrationSim, LetsAnotherChannelGoOn) {
+  world_.StartJob("trainer", Role::kProducer, 1, {"a"}, {});
+  world_.StartJob("engine", Role::kConsumer, 1, {"b"}, {});
+  world_.side_work.duration = 40s;
+  World::JobOptions big;
+  big.channel = "big";
+  const Worker& slow = Begin("other", Role::kProducer, 0, 1, big);
+  world_.PublishAll("trainer", 1);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  world_.executor.Advance(1s);
+  EXPECT_OK(world_.worker("engine", 0).updated.value());
+  EXPECT_FALSE(slow.registered);
+  EXPECT_EQ(world_.core->counts().registrations, 1U);
+  world_.executor.Advance(80s);  // checked, then put together
+  ASSERT_TRUE(slow.registered);
+  EXPECT_OK(*slow.registered);
+  EXPECT_EQ(world_.core->counts().agents, 2U);
+}
+
+TEST_F(RegistrationSim, ForgetsARankThatLeavesMeanwhile) {
+  world_.side_work.duration = 1s;
+  world_.Leave(Begin("trainer", Role::kProducer, 0, 1));
+  EXPECT_EQ(world_.core->counts().registrations, 0U);
+  Worker& again = Begin("trainer", Role::kProducer, 0, 1);
+  world_.executor.Advance(2500ms);  // entered, behind what was begun; its job is being put together
+  EXPECT_EQ(world_.core->counts().ranks, 1U);
+  EXPECT_FALSE(again.registered);
+  world_.Leave(again);
+  world_.executor.Advance(10s);
+  EXPECT_EQ(world_.core->counts().registrations, 0U);
+  EXPECT_EQ(world_.core->counts().ranks, 0U);
+  const Worker& last = Begin("trainer", Role::kProducer, 0, 1);
+  world_.executor.Advance(10s);
+  EXPECT_OK(last.registered.value());
+}
+
+TEST_F(RegistrationSim, ForgetsTheRanksOfAnAgentThatDiesMeanwhile) {
+  world_.side_work.duration = 1s;
+  Begin("trainer", Role::kProducer, 0, 2);
+  world_.executor.Advance(1s);
+  Begin("trainer", Role::kProducer, 1, 2);
+  world_.agent("a").Die();
+  world_.executor.Advance(10s);
+  EXPECT_EQ(world_.core->counts().registrations, 0U);
+  EXPECT_EQ(world_.core->counts().ranks, 0U);
+}
+
+TEST_F(RegistrationSim, RefusesASecondRegistrationOfTheSameRankMeanwhile) {
+  world_.side_work.duration = 1s;
+  Begin("trainer", Role::kProducer, 0, 1);
+  const Status second =
+      world_.Register("b", "trainer", Role::kProducer, 0, 1, {}).registered.value();
+  EXPECT_EQ(second.code(), Code::kAlreadyExists);
+  EXPECT_THAT(second.message(), HasSubstr("process 1000 at agent a"));
+}
+
+TEST_F(RegistrationSim, TheLastRankIsAnsweredAlthoughAnotherLeft) {
+  world_.side_work.duration = 1s;
+  Worker& first = Begin("trainer", Role::kProducer, 0, 2);
+  world_.executor.Advance(2s);
+  ASSERT_OK(first.registered.value());
+  const Worker& last = Begin("trainer", Role::kProducer, 1, 2);
+  world_.executor.Advance(1500ms);
+  world_.Leave(first);
+  world_.executor.Advance(5s);
+  ASSERT_TRUE(last.registered);
+  EXPECT_OK(*last.registered);
+}
+
+TEST_F(RegistrationSim, ComparesAReplicaWithAManifestThatCameMeanwhile) {
+  world_.side_work.duration = 1s;
+  const Worker& engine = Begin("engine", Role::kConsumer, 0, 1, OtherDtype());
+  const Worker& trainer = Begin("trainer", Role::kProducer, 0, 1);
+  world_.executor.Advance(10s);
+  EXPECT_OK(trainer.registered.value());
+  // Refused, or entered before the manifest was known and refused with its first request.
+  Status status = engine.registered.value();
+  if (status.ok()) {
+    world_.UpdateAll("engine", Selector::kLatest, 5s);
+    status = world_.worker("engine", 0).updated.value();
+  }
+  EXPECT_THAT(status, IsStatus(Code::kFailedPrecondition, Reason::kDtypeMismatch));
+}
+
+TEST_F(RegistrationSim, OpensNoSessionBeforeAReplicaIsKnownToFit) {
+  for (const bool fits : {true, false}) {
+    SCOPED_TRACE(fits);
+    const std::string channel = fits ? "good" : "bad";
+    World::JobOptions options = fits ? World::JobOptions() : OtherDtype();
+    options.channel = channel;
+    world_.side_work.duration = {};
+    Begin("engine", Role::kConsumer, 0, 1, options);
+    Worker& engine = world_.worker("engine", 0, 0, channel);
+    world_.Update(engine, Selector::kLatest, 60s);
+    world_.side_work.duration = 2s;
+    options.change = nullptr;
+    Worker& trainer = Begin("trainer", Role::kProducer, 0, 1, options);
+    world_.executor.AdvanceUntil([&] { return trainer.registered.has_value(); }, 10s);
+    ASSERT_OK(trainer.registered.value());
+    const int before = world_.agent("b").received[Received::kPrepare];
+    world_.Publish(trainer, 1);
+    ASSERT_OK(trainer.published.value());
+    world_.executor.Advance(1s);
+    EXPECT_EQ(world_.agent("b").received[Received::kPrepare], before) << "not compared yet";
+    world_.executor.Advance(5s);
+    ASSERT_TRUE(engine.updated);
+    if (fits) {
+      EXPECT_OK(*engine.updated);
+    } else {
+      EXPECT_THAT(*engine.updated, IsStatus(Code::kFailedPrecondition, Reason::kDtypeMismatch));
+      EXPECT_EQ(world_.agent("b").received[Received::kPrepare], before);
+    }
+  }
+}
+
+TEST_F(RegistrationSim, GivesUpAtTheDeadlineAndLeavesNothingBehind) {
+  world_.side_work.duration = 10min;
+  const Worker& trainer = Begin("trainer", Role::kProducer, 0, 1);
+  world_.executor.Advance(6min);
+  EXPECT_THAT(trainer.registered.value(), IsStatus(Code::kDeadlineExceeded, Reason::kBusy));
+  EXPECT_THAT(trainer.registered->message(), HasSubstr("policy/trainer rank 0 of 1"));
+  world_.executor.Advance(1h);
+  EXPECT_EQ(world_.core->counts().ranks, 0U);
+  EXPECT_EQ(world_.core->counts().registrations, 0U);
+  world_.side_work.duration = {};
+  EXPECT_OK(Begin("trainer", Role::kProducer, 0, 1).registered.value());
+}
+
+}  // namespace
+}  // namespace tensorbus::sim
