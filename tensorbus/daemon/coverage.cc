@@ -3,8 +3,12 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <map>
+#include <span>
 #include <unordered_set>
 
+#include "planner/regions.h"
+#include "planner/tiling.h"
 #include "tensorbus/types/dtype.h"
 
 namespace tensorbus::daemon {
@@ -79,6 +83,53 @@ Status CheckLeaveOut(const TensorIndex& manifest, const RankClaim& claim) {
   return {};
 }
 
+/// The box from the first missing element (in row-major order) to where something is held again,
+/// dimension by dimension from the last.
+Box MissingBox(const Box& whole, std::span<const Box> held) {
+  const planner::TilingFault fault = planner::FirstTilingFault(whole, held);
+  Box missing = whole;
+  for (int d = 0; d < whole.rank(); ++d) {
+    missing[d].lo = fault.at[static_cast<std::size_t>(d)];
+    missing[d].hi = missing[d].lo + 1;
+  }
+  for (int d = whole.rank() - 1; d >= 0; --d) {
+    Box longer = missing;
+    longer[d].hi = whole[d].hi;
+    for (const Box& box : held) {
+      if (Intersect(longer, box)) longer[d].hi = std::min(longer[d].hi, box[d].lo);
+    }
+    missing = longer;
+  }
+  return missing;
+}
+
+/// Whether what all ranks hold of a tensor is all of it; else the error.
+Status CheckWhole(const TensorSpec& spec, const Holding& holding,
+                  const std::vector<RankClaim>& ranks, std::string_view who) {
+  TB_ASSIGN_OR_RETURN(const std::vector<planner::Region> regions, planner::RegionsOf(holding));
+  std::vector<Box> held;
+  held.reserve(regions.size());
+  for (const planner::Region& region : regions) held.push_back(region.box);
+  const Box whole = Box::Whole(spec.shape);
+  if (whole.empty() || planner::TilingCheck().Exact(whole, held)) return {};
+  std::vector<std::string> holders;
+  for (const RankBoxes& rank : holding.ranks) {
+    if (holders.size() == kListedNames) {
+      holders.emplace_back("…");
+      break;
+    }
+    holders.push_back(fmt::format("{} holds {}{}", ranks[rank.rank].who, rank.boxes[0].ToString(),
+                                  rank.boxes.size() > 1 ? " and more" : ""));
+  }
+  return {Code::kFailedPrecondition,
+          fmt::format("{} holds tensor \"{}\" in part: no rank registered its box {} ({}); register "
+                      "that box on one of the ranks, or name the tensor in leave_out to take only "
+                      "a part of it on purpose",
+                      who, spec.name, MissingBox(whole, held).ToString(),
+                      fmt::join(holders, ", ")),
+          Reason::kLayoutMismatch};
+}
+
 }  // namespace
 
 std::vector<std::string> NearestNames(const JobLayout& manifest, std::string_view name,
@@ -127,6 +178,8 @@ Status CheckReplicaFits(const TensorIndex& manifest, const JobLayout& replica,
     left_out.insert(claim.leave_out.begin(), claim.leave_out.end());
   }
   std::unordered_set<std::string_view> handled = left_out;
+  // Tensors of a class share shape and holding: each pair is looked at once.
+  std::map<std::uint32_t, std::vector<Shape>> whole;
   for (const JobLayout::Tensor& tensor : replica.tensors) {
     const Holding& holding = replica.HoldingOf(tensor);
     const std::string_view holder =
@@ -134,6 +187,11 @@ Status CheckReplicaFits(const TensorIndex& manifest, const JobLayout& replica,
     TB_RETURN_IF_ERROR(CheckTensor(manifest, tensor.spec, holder));
     if (holding.ranks.empty()) continue;
     handled.insert(tensor.spec.name);
+    if (left_out.contains(tensor.spec.name)) continue;
+    std::vector<Shape>& shapes = whole[tensor.holding];
+    if (std::find(shapes.begin(), shapes.end(), tensor.spec.shape) != shapes.end()) continue;
+    TB_RETURN_IF_ERROR(CheckWhole(tensor.spec, holding, ranks, who));
+    shapes.push_back(tensor.spec.shape);
   }
   std::vector<std::string_view> missing;
   std::size_t count = 0;

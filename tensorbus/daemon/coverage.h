@@ -40,9 +40,11 @@ struct RankClaim {
 Status CheckRankFits(const TensorIndex& manifest, const RankLayout& rank, const RankClaim& claim);
 
 /// Checks a whole replica (`ranks` in order, `replica` their layouts combined): each rank as above,
-/// and every tensor of the manifest is held by some rank or left out.
+/// and every tensor of the manifest is held whole by the ranks together or left out. A tensor that
+/// some rank leaves out may also be held in part.
 ///
-/// Errors: as above; kFailedPrecondition/kLayoutMismatch listing the first names that are neither.
+/// Errors: as above; kFailedPrecondition/kLayoutMismatch listing the first names that nobody holds
+/// and nobody leaves out, or naming tensor, box and ranks where a part is missing.
 Status CheckReplicaFits(const TensorIndex& manifest, const JobLayout& replica,
                         const std::vector<RankClaim>& ranks, std::string_view who);
 

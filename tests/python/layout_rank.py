@@ -88,6 +88,19 @@ def held_somewhere(layout: dict) -> set[str]:
     return {t["name"] for t in layout["tensors"] if any(boxes_of(t, ranks, rank) for rank in range(ranks))}
 
 
+def held_whole(layout: dict) -> set[str]:
+    """Tensors that the ranks hold all of, together."""
+    whole = set()
+    for tensor in layout["tensors"]:
+        covered = np.zeros(tensor["shape"], bool)
+        for rank in range(layout["ranks"]):
+            for box in boxes_of(tensor, layout["ranks"], rank):
+                covered[tuple(slice(lo, hi) for lo, hi in box)] = True
+        if covered.all():
+            whole.add(tensor["name"])
+    return whole
+
+
 def hold(layout: dict, names: set[str], rank: int, rng: random.Random) -> tuple[tensorbus.Arena, Holding, list]:
     """The rank's memory, what it tells the bus, and (name, shape, item, box, raw, stretch) of each box."""
     arena, holding, held = tensorbus.Arena(64 << 20), Holding(), []
@@ -145,7 +158,7 @@ def main() -> None:
                 client.wait_released(version, WAIT_S)
             return
         client.register(holding, flip=options.flip, proof=options.proof, timeout_s=WAIT_S,
-                        leave_out=sorted(held_somewhere(peer) - names))
+                        leave_out=sorted(held_somewhere(peer) - held_whole(layout)))
         for version in range(1, options.versions + 1):
             outcome = client.update("next", timeout_s=WAIT_S).wait(WAIT_S + 5)
             if outcome.version != version:

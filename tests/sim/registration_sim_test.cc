@@ -160,5 +160,23 @@ TEST_F(RegistrationSim, GivesUpAtTheDeadlineAndLeavesNothingBehind) {
   EXPECT_OK(Begin("trainer", Role::kProducer, 0, 1).registered.value());
 }
 
+TEST_F(RegistrationSim, RefusesAReplicaThatHoldsATensorInPart) {
+  world_.StartJob("trainer", Role::kProducer, 1, {"a"}, {});
+  World::JobOptions options;
+  options.change = [](RankLayout& layout) {
+    Box& box = layout.tensors[0].boxes[0];
+    if (box[0].hi == World::kElements) box[0].hi -= 40;
+  };
+  EXPECT_OK(Begin("engine", Role::kConsumer, 0, 2, options).registered.value());
+  const Status status = Begin("engine", Role::kConsumer, 1, 2, options).registered.value();
+  EXPECT_THAT(status, IsStatus(Code::kFailedPrecondition, Reason::kLayoutMismatch));
+  for (const char* part : {"policy/engine replica 0 holds tensor \"w\" in part", "[800:840]",
+                           "policy/engine replica 0 rank 1 of 2 holds [420:800]", "leave_out"}) {
+    EXPECT_THAT(status.message(), HasSubstr(part));
+  }
+  options.leave_out = {"w"};
+  EXPECT_OK(Begin("engine", Role::kConsumer, 1, 2, options).registered.value());
+}
+
 }  // namespace
 }  // namespace tensorbus::sim

@@ -58,5 +58,53 @@ TEST(Coverage, RefusesToLeaveOutWhatIsNotThere) {
               IsStatus(Code::kFailedPrecondition, Reason::kUnknownTensor));
 }
 
+Box Cut(Range rows, Range columns) {
+  const Range ranges[] = {rows, columns};
+  return Box(std::span<const Range>(ranges));
+}
+
+/// "a" [4, 2], of which rank i holds boxes[i].
+JobLayout HeldAs(const std::vector<std::vector<Box>>& boxes) {
+  JobLayout out = Manifest({"a"});
+  out.rank_count = static_cast<std::uint32_t>(boxes.size());
+  out.holdings[0].ranks.clear();
+  for (std::uint32_t rank = 0; rank < out.rank_count; ++rank) {
+    if (!boxes[rank].empty()) out.holdings[0].ranks.push_back({rank, boxes[rank]});
+  }
+  return out;
+}
+
+TEST(Coverage, NamesRankTensorAndBoxOfWhatIsHeldInPart) {
+  const JobLayout manifest = Manifest({"a"});
+  const JobLayout replica =
+      HeldAs({{Cut({0, 2}, {0, 2})}, {Cut({2, 3}, {0, 2}), Cut({3, 4}, {1, 2})}});
+  const Status status = Fits(manifest, replica);
+  EXPECT_THAT(status, IsStatus(Code::kFailedPrecondition, Reason::kLayoutMismatch));
+  for (const char* part : {"policy/engine replica 0", "\"a\"", "[3:4, 0:1]",
+                           "rank 0 holds [0:2, 0:2]", "rank 1 holds", "leave_out"}) {
+    EXPECT_THAT(status.message(), HasSubstr(part));
+  }
+  EXPECT_OK(Fits(manifest, replica, {"a"})) << "a part on purpose";
+}
+
+TEST(Coverage, LetsRanksOverlapAsLongAsTheyHoldEverythingTogether) {
+  const JobLayout manifest = Manifest({"a"});
+  EXPECT_OK(Fits(manifest, HeldAs({{Cut({0, 3}, {0, 2})}, {Cut({1, 4}, {0, 2})}})));
+  EXPECT_OK(Fits(manifest, HeldAs({{Cut({0, 4}, {0, 2})}, {}, {Cut({0, 4}, {0, 2})}})));
+  EXPECT_OK(Fits(manifest, HeldAs({{Cut({0, 4}, {0, 1})}, {Cut({0, 4}, {1, 2})}})));
+  const Status hole = Fits(manifest, HeldAs({{Cut({0, 2}, {0, 2})}, {Cut({3, 4}, {0, 2})}}));
+  EXPECT_THAT(hole.message(), HasSubstr("[2:3, 0:2]"));
+}
+
+TEST(Coverage, LooksAtEveryShapeThatSharesAHolding) {
+  JobLayout manifest = Manifest({"a", "b"});
+  const std::uint64_t longer[] = {6, 2};
+  manifest.tensors[1].spec.shape = Shape::Create(longer).value();
+  JobLayout replica = manifest;  // both held as [0:4, 0:2]
+  const Status status = Fits(manifest, replica);
+  EXPECT_THAT(status.message(), HasSubstr("\"b\""));
+  EXPECT_THAT(status.message(), HasSubstr("[4:6, 0:2]"));
+}
+
 }  // namespace
 }  // namespace tensorbus::daemon
