@@ -35,9 +35,21 @@ void AddTensorDigests(const PieceIndex& pieces, const std::vector<DigestSum>& su
 void AnswerDigestQuery(const PieceWork& work, const Rank& rank, const proto::DigestQuery& query,
                        std::function<void(Result<TensorDigestList>)> done) {
   const std::shared_ptr<const PieceIndex> pieces = rank.pieces;
+  std::shared_ptr<const MemoryAccess> memory = rank.memory;
+  if (query.snapshot_version() != 0) {
+    const auto snapshot = rank.snapshots.find(Version{query.snapshot_version()});
+    if (snapshot == rank.snapshots.end()) {
+      return work.executor.Post([done = std::move(done), status = Status(
+                                     Code::kNotFound,
+                                     fmt::format("{} keeps no snapshot of version {}", rank.Name(),
+                                                 query.snapshot_version()),
+                                     Reason::kStaleVersion)] { done(status); });
+    }
+    memory = snapshot->second;
+  }
   if (query.boxes().empty()) {
     return DigestPieces(
-        work, pieces, rank.memory,
+        work, pieces, memory,
         [pieces, done = std::move(done)](const Result<std::vector<DigestSum>>& sums) {
           if (!sums.ok()) return done(sums.status());
           TensorDigestList list;
@@ -76,7 +88,7 @@ void AnswerDigestQuery(const PieceWork& work, const Rank& rank, const proto::Dig
   if (!failure.ok()) {
     return work.executor.Post([failure, done = std::move(done)] { done(failure); });
   }
-  DigestBlocks(work, blocks, rank.memory,
+  DigestBlocks(work, blocks, memory,
                [owners, asked, done = std::move(done)](const Result<std::vector<DigestSum>>& read) {
                  if (!read.ok()) return done(read.status());
                  const std::vector<DigestSum>& sums = *read;

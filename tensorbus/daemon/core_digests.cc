@@ -122,6 +122,7 @@ void Core::AskDigests(std::shared_ptr<DigestJob> job) {
   proto::Query query;
   proto::DigestQuery& asked = *query.mutable_digest();
   *asked.mutable_rank() = rpc::ToProto(job->holder.identity);
+  if (job->holder.snapshot) asked.set_snapshot_version(job->holder.version.value);
   for (std::size_t i = first; i < first + count; ++i) {
     proto::TensorDigest& want = *asked.add_boxes();
     const auto wanted = job->box_at(i);
@@ -150,11 +151,13 @@ void Core::AskDigests(std::shared_ptr<DigestJob> job) {
 std::vector<DigestHolder> Core::ProducerHolders(const Channel& channel,
                                                 const VersionState& version) const {
   std::vector<DigestHolder> holders;
+  // A rank may have written its live memory since it made a snapshot; the snapshot stays as it is.
   for (const auto& [number, rank] : channel.producer.ranks) {
     holders.push_back({.identity = rank.identity,
                        .agent = rank.agent,
                        .version = version.version,
-                       .layout = channel.producer.layout});
+                       .layout = channel.producer.layout,
+                       .snapshot = version.snapshot()});
   }
   return holders;
 }
@@ -163,8 +166,7 @@ Result<std::vector<DigestHolder>> Core::HoldersToVerify(const Channel& channel,
                                                         Version version) const {
   std::vector<DigestHolder> holders;
   const auto kept = channel.versions.find(version);
-  // A snapshot's rank may have written its memory since.
-  if (kept != channel.versions.end() && kept->second.readable && !kept->second.snapshot()) {
+  if (kept != channel.versions.end() && kept->second.readable) {
     holders = ProducerHolders(channel, kept->second);
   }
   for (const auto& [key, replica] : channel.replicas) {
@@ -335,7 +337,7 @@ void Core::FindCandidates(ClaimRun& run) const {
     run.candidates.push_back(std::move(candidate));
   }
   for (const auto& [number, version] : channel.versions) {
-    if (version.readable && !version.snapshot() && !version.closing) {
+    if (version.readable && !version.closing) {
       run.candidates.push_back(
           {.version = number, .holders = ProducerHolders(channel, version)});
     }

@@ -19,6 +19,7 @@ struct DigestHolder {
   std::string agent;
   Version version;  ///< what it is said to hold
   std::shared_ptr<const LayoutEntry> layout;
+  bool snapshot = false;  ///< in its snapshot of `version`, not in its live memory
 };
 
 /// One box of one tensor: the part of the questions both sides of a comparison share.

@@ -109,6 +109,25 @@ TEST_F(DigestSim, BelievesNoEngineThatHoldsSomethingElse) {
   EXPECT_EQ(worker.claimed->code(), Code::kNotFound);
 }
 
+TEST_F(DigestSim, SnapshotsTakePartAlthoughTheTrainerHasWrittenOn) {
+  Start();
+  world_.PublishAll("trainer", 8, SlowConsumer::kSnapshot, 1, 4);
+  for (Worker* worker : world_.WorkersOf("trainer")) worker->content = 99;
+  Worker& worker = world_.worker("engine", 0);
+  worker.content = 8;
+  world_.Claim(worker);
+  world_.executor.Advance(1s);
+  ASSERT_TRUE(worker.claimed);
+  EXPECT_OK(*worker.claimed);
+  EXPECT_EQ(worker.claimed_version, 8U);
+  Sync();
+  ASSERT_OK_AND_ASSIGN(proto::VerifyReply reply, world_.Verify(8));
+  EXPECT_EQ(reply.holder_count(), 5U);
+  EXPECT_TRUE(reply.equal());
+  world_.worker("trainer", 1).snapshots.clear();
+  EXPECT_EQ(world_.Verify(8).status().code(), Code::kNotFound);
+}
+
 TEST_F(DigestSim, AClaimThatIsComparedWhileItsRankLeavesIsForgotten) {
   Start();
   world_.side_work.duration = 1s;

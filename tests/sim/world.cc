@@ -318,10 +318,16 @@ void FakeAgent::AnswerQuery(const proto::Query& query) {
   if (query.has_digest()) {
     const auto identity = rpc::FromProto(query.digest().rank());
     const Worker& worker = world_.workers.at(identity->ToString());
+    const std::uint64_t snapshot = query.digest().snapshot_version();
+    if (snapshot != 0 && !worker.snapshots.contains(snapshot)) {
+      *answer.mutable_error() = rpc::ToProto(Status(Code::kNotFound, "no such snapshot"));
+      return Say(std::move(message));
+    }
     for (const proto::TensorDigest& want : query.digest().boxes()) {
       proto::TensorDigest& out = *answer.add_digests();
       out = want;
-      *out.mutable_digest() = DigestOf(rpc::FromProto(want.box()).value(), worker.content);
+      *out.mutable_digest() = DigestOf(rpc::FromProto(want.box()).value(),
+                                       snapshot != 0 ? snapshot : worker.content);
     }
   }
   Say(std::move(message));

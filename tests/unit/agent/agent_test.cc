@@ -367,9 +367,32 @@ TEST_F(AgentFixture, AnswersQueries) {
   part.mutable_box()->add_lo(0);
   part.mutable_box()->add_hi(1);
   EXPECT_EQ(daemon.Ask("agent-a", query).digests(0).digest().bytes(), 32U * 4);
+  query.mutable_digest()->set_snapshot_version(7);
+  EXPECT_EQ(daemon.Ask("agent-a", query).error().reason(),
+            static_cast<std::uint32_t>(Reason::kStaleVersion));
+  query.mutable_digest()->clear_snapshot_version();
   part.set_tensor("nope");
   EXPECT_EQ(daemon.Ask("agent-a", query).error().reason(),
             static_cast<std::uint32_t>(Reason::kUnknownTensor));
+}
+
+TEST_F(AgentFixture, DigestsASnapshotAlthoughTheMemoryHasMovedOn) {
+  auto& source = AddSource(0, 1, Rows(0, 64));
+  ConnectAll(FlipMode::kInPlace);
+  PublishAll(3, wire::SlowConsumer::kSnapshot);
+  proto::Query query;
+  proto::Rank& rank = *query.mutable_digest()->mutable_rank();
+  rank.set_channel("policy");
+  rank.set_job("trainer");
+  rank.set_role(1);
+  rank.set_rank_count(1);
+  const std::string before = daemon.Ask("agent-a", query).digests(0).SerializeAsString();
+  source.Fill(4);
+  EXPECT_NE(daemon.Ask("agent-a", query).digests(0).SerializeAsString(), before);
+  query.mutable_digest()->set_snapshot_version(3);
+  const proto::Answer kept = daemon.Ask("agent-a", query);
+  ASSERT_EQ(kept.digests_size(), 1) << kept.error().message();
+  EXPECT_EQ(kept.digests(0).SerializeAsString(), before);
 }
 
 }  // namespace
