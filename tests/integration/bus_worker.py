@@ -6,6 +6,7 @@ usage: bus_worker.py ROLE RANK RANK_COUNT [REPLICA]
 import json
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -82,6 +83,14 @@ class Worker:
 
     def serve(self) -> None:
         self.bus.start_service()
+
+    def save(self, folder: str) -> None:
+        np.savez(Path(folder, f"{self.rank}.npz"), m=self.m, v=self.v)
+
+    def load(self, folder: str, count: int) -> None:
+        parts = [np.load(Path(folder, f"{rank}.npz")) for rank in range(count)]
+        self.m[...] = np.concatenate([part["m"] for part in parts])[self.part]
+        self.v[...] = parts[0]["v"]
 
     def claim(self) -> int:
         return self.bus.claim().wait(timeout_s=20)

@@ -224,14 +224,32 @@ def test_a_killed_engine_rank_is_named_and_the_trainer_goes_on(jobs):
     all_of(trainer, "write", version=3)
 
 
-@pytest.mark.xfail(reason="the daemon does not prove claims yet", strict=False)
-def test_an_engine_knows_what_it_holds(jobs):
+@pytest.mark.parametrize("policy", ["wait", "snapshot"])
+def test_an_engine_proves_which_version_it_loaded_from_disk(jobs, tmp_path, policy):
+    trainer = jobs("producer")
+    all_of(trainer, "register")
+    step(trainer, 3, policy=policy)
+    all_of(trainer, "save", folder=str(tmp_path))
+    if policy == "snapshot":  # the trainer's memory has moved on; its snapshot still tells
+        all_of(trainer, "write", version=4)
+    engine = jobs("consumer")
+    all_of(engine, "register")
+    all_of(engine, "load", folder=str(tmp_path), count=len(trainer))
+    assert all_of(engine, "claim") == [3, 3]
+    assert [state["live"] for state in all_of(engine, "state")] == [3, 3]
+    assert [(got["version"], got["bytes"]) for got in all_of(engine, "update")] == [(3, 0), (3, 0)]
+    assert all(all_of(engine, "holds", version=3))
+
+
+def test_an_engine_that_loaded_something_else_is_not_believed(jobs):
     trainer, engine = jobs("producer"), jobs("consumer")
     all_of(trainer, "register")
     all_of(engine, "register")
-    step(trainer, 1)
-    all_of(engine, "update")
-    assert all_of(engine, "claim") == [1, 1]
+    step(trainer, 3)
+    all_of(engine, "write", version=2, fence=False)
+    assert [answer["code"] for answer in failure_of(engine, "claim")] == ["NOT_FOUND"] * 2
+    assert [got["version"] for got in all_of(engine, "update")] == [3, 3]
+    assert all(all_of(engine, "holds", version=3))
 
 
 def test_an_agent_that_goes_fails_everybody_typed(jobs, bus):
