@@ -5,6 +5,8 @@
 #include <charconv>
 #include <fmt/format.h>
 
+#include "tensorbus/base/malformed.h"
+
 namespace tensorbus::planner {
 namespace {
 
@@ -31,7 +33,7 @@ constexpr std::array<Spelling, 12> kSpellings = {{{"R", Kind::kReplicate, false,
                                                   {"O", Kind::kFirstOnly, false, false}}};
 
 Status Misfit(std::string message) {
-  return {Code::kInvalidArgument, std::move(message), Reason::kLayoutMismatch};
+  return Malformed(std::move(message), Reason::kLayoutMismatch);
 }
 
 template <typename Number>

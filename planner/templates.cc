@@ -8,6 +8,7 @@
 
 #include "planner/axis_rules.h"
 #include "planner/name_class.h"
+#include "tensorbus/base/malformed.h"
 
 namespace tensorbus::planner {
 namespace {
@@ -15,10 +16,6 @@ namespace {
 using Kind = AxisRule::Kind;
 
 constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
-
-Status Malformed(std::string message, Reason reason = Reason::kMalformed) {
-  return {Code::kInvalidArgument, std::move(message), reason};
-}
 
 /// A mesh with all sizes known. Rank r's coordinate on axis a is r / strides[a] % sizes[a].
 struct Grid {

@@ -16,9 +16,9 @@ Status Bad(std::string message, Reason reason) {
   return {Code::kInvalidArgument, std::move(message), reason};
 }
 
-class Resolver {
+class ViewResolver {
  public:
-  Resolver(std::span<const TensorSpec> manifest, const ViewFile& file) : file_(file) {
+  ViewResolver(std::span<const TensorSpec> manifest, const ViewFile& file) : file_(file) {
     out_.tensors.assign(manifest.begin(), manifest.end());
   }
 
@@ -214,7 +214,7 @@ class Resolver {
 
 Result<Registration> ResolveViews(std::span<const TensorSpec> manifest, const ViewFile& views,
                                   std::span<const std::uint64_t> segment_bytes) {
-  return Resolver(manifest, views).Run(segment_bytes);
+  return ViewResolver(manifest, views).Run(segment_bytes);
 }
 
 }  // namespace tensorbus::planner

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fmt/format.h>
 
+#include "tensorbus/base/malformed.h"
 #include "tensorbus/rpc/convert.h"
 
 namespace tensorbus::daemon {
@@ -15,10 +16,6 @@ std::string ToText(const DigestSum& sum) {
 
 Status Mismatch(std::string message) {
   return {Code::kDataLoss, std::move(message), Reason::kChecksumMismatch};
-}
-
-Status Malformed(std::string message) {
-  return {Code::kInvalidArgument, std::move(message), Reason::kMalformed};
 }
 
 }  // namespace

@@ -8,14 +8,12 @@
 #include <sys/stat.h>
 #include <zlib.h>
 
+#include "tensorbus/base/malformed.h"
+
 namespace tensorbus::formats {
 namespace {
 
 constexpr std::size_t kChunkBytes = 256 * 1024;
-
-Status Malformed(std::string message) {
-  return {Code::kInvalidArgument, std::move(message), Reason::kMalformed};
-}
 
 struct InflateEnd {
   void operator()(z_stream* stream) const noexcept { inflateEnd(stream); }

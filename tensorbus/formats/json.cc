@@ -4,12 +4,10 @@
 #include <cstdint>
 #include <fmt/format.h>
 
+#include "tensorbus/base/malformed.h"
+
 namespace tensorbus::formats {
 namespace {
-
-Status Malformed(std::string message) {
-  return {Code::kInvalidArgument, std::move(message), Reason::kMalformed};
-}
 
 /// Deepest nesting of brackets outside strings; no need for the text to be valid.
 int DepthOf(std::string_view text) {

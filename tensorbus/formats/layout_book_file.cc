@@ -3,6 +3,7 @@
 #include <charconv>
 #include <fmt/format.h>
 
+#include "tensorbus/base/malformed.h"
 #include "tensorbus/formats/file.h"
 #include "tensorbus/formats/json_fields.h"
 #include "tensorbus/types/layout.h"
@@ -10,11 +11,7 @@
 namespace tensorbus::formats {
 namespace {
 
-constexpr std::string_view kFormat = "tensorbus-layouts/1";
-
-Status Malformed(std::string message) {
-  return {Code::kInvalidArgument, std::move(message), Reason::kMalformed};
-}
+constexpr std::string_view kLayoutBookFormat = "tensorbus-layouts/1";
 
 /// A list of two strings.
 Result<std::pair<std::string, std::string>> ParsePair(const Json& json, std::string_view what) {
@@ -147,8 +144,8 @@ Result<LayoutBook> ParseLayoutBook(std::string_view text) {
   TB_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
   TB_RETURN_IF_ERROR(CheckObject(json, "a layouts file"));
   TB_ASSIGN_OR_RETURN(const std::string format, StringField(json, "format"));
-  if (format != kFormat)
-    return Malformed(fmt::format("field 'format': '{}', not '{}'", format, kFormat));
+  if (format != kLayoutBookFormat)
+    return Malformed(fmt::format("field 'format': '{}', not '{}'", format, kLayoutBookFormat));
   LayoutBook book;
   TB_ASSIGN_OR_RETURN(const Json* classes, ArrayField(json, "classes"));
   for (const Json& item : *classes) {

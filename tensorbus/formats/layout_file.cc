@@ -4,6 +4,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "tensorbus/base/malformed.h"
 #include "tensorbus/formats/file.h"
 #include "tensorbus/formats/json.h"
 #include "tensorbus/formats/json_fields.h"
@@ -12,11 +13,7 @@
 namespace tensorbus::formats {
 namespace {
 
-constexpr std::string_view kFormat = "tensorbus-layout-1";
-
-Status Malformed(std::string message, Reason reason = Reason::kMalformed) {
-  return {Code::kInvalidArgument, std::move(message), reason};
-}
+constexpr std::string_view kLayoutFormat = "tensorbus-layout-1";
 
 /// A box, `[[lo, hi], …]`. Its text form appears in no message: it may be long.
 Result<Box> ParseBox(const Json& json, const Shape& shape) {
@@ -154,8 +151,8 @@ Result<JobLayout> ParseLayoutFile(std::string_view text) {
   TB_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
   TB_RETURN_IF_ERROR(CheckObject(json, "a layout file"));
   TB_ASSIGN_OR_RETURN(const std::string format, StringField(json, "format"));
-  if (format != kFormat)
-    return Malformed(fmt::format("field 'format': '{}', not '{}'", format, kFormat));
+  if (format != kLayoutFormat)
+    return Malformed(fmt::format("field 'format': '{}', not '{}'", format, kLayoutFormat));
   TB_ASSIGN_OR_RETURN(const std::uint64_t ranks, UintField(json, "ranks", kMaxRanks));
   if (ranks == 0) return Malformed("field 'ranks': a job has at least one rank");
   TB_ASSIGN_OR_RETURN(const Json* tensors, ArrayField(json, "tensors"));
@@ -186,7 +183,7 @@ std::string WriteLayoutFile(const JobLayout& layout) {
                        {"shape", tensor.spec.shape.dims()},
                        {"boxes", std::move(boxes)}});
   }
-  return Json{{"format", kFormat}, {"ranks", layout.rank_count}, {"tensors", std::move(tensors)}}
+  return Json{{"format", kLayoutFormat}, {"ranks", layout.rank_count}, {"tensors", std::move(tensors)}}
       .dump();
 }
 

@@ -3,17 +3,14 @@
 #include <fmt/format.h>
 #include <unordered_set>
 
+#include "tensorbus/base/malformed.h"
 #include "tensorbus/formats/file.h"
 #include "tensorbus/formats/json_fields.h"
 
 namespace tensorbus::formats {
 namespace {
 
-constexpr std::string_view kFormat = "tensorbus-manifest/1";
-
-Status Malformed(std::string message) {
-  return {Code::kInvalidArgument, std::move(message), Reason::kMalformed};
-}
+constexpr std::string_view kManifestFormat = "tensorbus-manifest/1";
 
 /// Numbers and flags are kept; what else stands there is for people.
 Status ParseConfig(const Json& json, std::map<std::string, std::int64_t>* config) {
@@ -32,8 +29,8 @@ Result<Manifest> ParseManifest(std::string_view text) {
   TB_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
   TB_RETURN_IF_ERROR(CheckObject(json, "a manifest"));
   TB_ASSIGN_OR_RETURN(const std::string format, StringField(json, "format"));
-  if (format != kFormat)
-    return Malformed(fmt::format("field 'format': '{}', not '{}'", format, kFormat));
+  if (format != kManifestFormat)
+    return Malformed(fmt::format("field 'format': '{}', not '{}'", format, kManifestFormat));
   Manifest manifest;
   TB_ASSIGN_OR_RETURN(manifest.model, StringField(json, "model"));
   TB_ASSIGN_OR_RETURN(const Json* config, Field(json, "config"));

@@ -2,17 +2,14 @@
 
 #include <fmt/format.h>
 
+#include "tensorbus/base/malformed.h"
 #include "tensorbus/formats/file.h"
 #include "tensorbus/formats/json_fields.h"
 
 namespace tensorbus::formats {
 namespace {
 
-constexpr std::string_view kFormat = "tensorbus-views-1";
-
-Status Malformed(std::string message) {
-  return {Code::kInvalidArgument, std::move(message), Reason::kMalformed};
-}
+constexpr std::string_view kViewFormat = "tensorbus-views-1";
 
 Result<int> ParseDim(const Json& json) {
   TB_ASSIGN_OR_RETURN(const std::int64_t dim, AsInt(json, "a dimension"));
@@ -154,8 +151,8 @@ Result<ViewFile> ParseViewFile(std::string_view text) {
   TB_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
   TB_RETURN_IF_ERROR(CheckObject(json, "a view file"));
   TB_ASSIGN_OR_RETURN(const std::string format, StringField(json, "format"));
-  if (format != kFormat)
-    return Malformed(fmt::format("field 'format': '{}', not '{}'", format, kFormat));
+  if (format != kViewFormat)
+    return Malformed(fmt::format("field 'format': '{}', not '{}'", format, kViewFormat));
   ViewFile file;
   TB_ASSIGN_OR_RETURN(const Json* buffers, ArrayField(json, "buffers"));
   for (const Json& item : *buffers) {

@@ -3,15 +3,12 @@
 #include <array>
 #include <fmt/format.h>
 
+#include "tensorbus/base/malformed.h"
 #include "tensorbus/types/layout.h"
 
 namespace tensorbus::rpc {
 
 namespace {
-
-Status Malformed(std::string message) {
-  return {Code::kInvalidArgument, std::move(message), Reason::kMalformed};
-}
 
 Status CheckName(std::string_view what, const std::string& name) {
   if (name.empty()) return Malformed(fmt::format("{} is empty", what));

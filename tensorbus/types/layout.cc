@@ -6,14 +6,11 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "tensorbus/base/malformed.h"
 #include "tensorbus/types/layout_combiner.h"
 
 namespace tensorbus {
 namespace {
-
-Status Malformed(std::string message, Reason reason = Reason::kMalformed) {
-  return {Code::kInvalidArgument, std::move(message), reason};
-}
 
 /// Names are quoted in messages, cut to a readable length.
 std::string Quoted(std::string_view name) {

@@ -7,14 +7,11 @@
 #include <tuple>
 #include <unordered_set>
 
+#include "tensorbus/base/malformed.h"
 #include "tensorbus/types/lattice.h"
 
 namespace tensorbus {
 namespace {
-
-Status Malformed(std::string message, Reason reason = Reason::kMalformed) {
-  return {Code::kInvalidArgument, std::move(message), reason};
-}
 
 /// "tensor 'a' box [0:4]".
 std::string Name(const Registration& registration, const Piece& piece) {

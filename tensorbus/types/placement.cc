@@ -4,12 +4,10 @@
 #include <charconv>
 #include <fmt/format.h>
 
+#include "tensorbus/base/malformed.h"
+
 namespace tensorbus {
 namespace {
-
-Status Malformed(std::string message, Reason reason = Reason::kMalformed) {
-  return {Code::kInvalidArgument, std::move(message), reason};
-}
 
 /// Consumes `prefix` from the front of `text` if it stands there.
 bool Eat(std::string_view* text, std::string_view prefix) {
