@@ -19,10 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Highest folders above the program that FindManifests() looks into.
-constexpr int kFoldersUp = 5;
-
-Status Usage(std::string message, Code code = Code::kInvalidArgument) {
+Status BadChoice(std::string message, Code code = Code::kInvalidArgument) {
   return {code, std::move(message), Reason::kMalformed};
 }
 
@@ -160,7 +157,7 @@ Result<Workload> MakeNamed(const std::string& name, const WorkloadChoice& choice
     TB_ASSIGN_OR_RETURN(const std::string folder, ManifestFolder(choice));
     return MakeModel(folder, choice.scale);
   }
-  return Usage(fmt::format("no workload '{}'; known are {} and all", name, WorkloadNames()));
+  return BadChoice(fmt::format("no workload '{}'; known are {} and all", name, WorkloadNames()));
 }
 
 Result<Workload> MakeFromFiles(const WorkloadChoice& choice) {
@@ -183,7 +180,7 @@ Result<const Scenario*> FindScenario(const LayoutBook& book, const std::string& 
   if (found.empty()) {
     for (const Scenario& scenario : book.scenarios) ids.push_back(scenario.id);
   }
-  return Usage(fmt::format("--scenario '{}' names {}: {}", wanted,
+  return BadChoice(fmt::format("--scenario '{}' names {}: {}", wanted,
                            found.empty() ? "none" : "several", fmt::join(ids, ", ")),
                found.empty() ? Code::kNotFound : Code::kInvalidArgument);
 }
@@ -218,13 +215,13 @@ Status CheckChoice(const WorkloadChoice& choice) {
   const int ways =
       (choice.name.empty() ? 0 : 1) + (files ? 1 : 0) + (choice.scenario.empty() ? 0 : 1);
   if (ways > 1) {
-    return Usage("one of --workload, --scenario and --source with --target is enough");
+    return BadChoice("one of --workload, --scenario and --source with --target is enough");
   }
   if (files && (choice.source.empty() || choice.target.empty())) {
-    return Usage("--source and --target belong together");
+    return BadChoice("--source and --target belong together");
   }
   if (choice.scale != 1 && (files || !choice.scenario.empty())) {
-    return Usage("--scale is for the named workloads; a layout is what its file says");
+    return BadChoice("--scale is for the named workloads; a layout is what its file says");
   }
   return {};
 }
@@ -240,6 +237,7 @@ Result<std::string> FindManifests() {
   if (named != nullptr && *named != 0) return std::string(named);
   std::error_code error;
   fs::path folder = fs::read_symlink("/proc/self/exe", error).parent_path();
+  constexpr int kFoldersUp = 5;
   for (int up = 0; up < kFoldersUp && !folder.empty(); ++up, folder = folder.parent_path()) {
     for (const char* below : {"share/tensorbus/manifests", "share/manifests"}) {
       if (fs::exists(folder / below / "layouts.json", error)) return (folder / below).string();

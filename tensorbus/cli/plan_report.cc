@@ -33,12 +33,11 @@ std::uint64_t MaxOf(const std::vector<std::uint64_t>& values) {
   return values.empty() ? 0 : *std::max_element(values.begin(), values.end());
 }
 
-/// Invalid UTF-8 in names is replaced rather than thrown about.
+}  // namespace
+
 std::string Dump(const OrderedJson& json) {
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
-
-}  // namespace
 
 std::string HumanBytes(std::uint64_t bytes) {
   constexpr std::uint64_t kKilo = 1000;

@@ -28,6 +28,8 @@ struct PlanReport {
 /// Keeps fields in the order in which they are put.
 using OrderedJson = nlohmann::ordered_json;
 
+/// On one line; invalid UTF-8 in names is replaced rather than thrown about.
+std::string Dump(const OrderedJson& json);
 /// The fields of docs/interfaces.md, section 3.
 OrderedJson ToJson(const PlanReport& report);
 /// `{"error": {…}}` of a plan that cannot be.

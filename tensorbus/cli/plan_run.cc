@@ -214,10 +214,6 @@ class Planner {
   std::vector<OrderedJson> reports_;
 };
 
-std::string Dump(const OrderedJson& json) {
-  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
-}
-
 }  // namespace
 
 int RunPlan(const PlanOptions& options, std::ostream& out, std::ostream& err) {

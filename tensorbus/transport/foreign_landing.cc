@@ -61,10 +61,6 @@ class BatchCutter {
   std::uint64_t cut_ = 0;  // bytes of the next part that were handed out
 };
 
-bool ReadsBack(Proof proof) {
-  return proof >= Proof::kReadback;
-}
-
 /// Sums of parts that lie packed one after the other; below kStream only their bytes.
 std::vector<DigestSum> SumPacked(const RouteEnd& end, std::span<const BlockPart> parts,
                                  const std::byte* packed, Proof proof) {

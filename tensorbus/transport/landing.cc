@@ -6,10 +6,6 @@ namespace tensorbus::transport {
 
 namespace {
 
-bool ReadsBack(Proof proof) {
-  return proof >= Proof::kReadback;
-}
-
 /// One place of a block, copied and checked.
 kernels::CopySums LandOnce(const RouteKey& key, const StridedBlock& source,
                            const StridedBlock& place, const StridedBlock& check,

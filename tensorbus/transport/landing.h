@@ -15,6 +15,11 @@ namespace tensorbus::transport {
 using LandingHook = std::function<void(const RouteKey& key, std::uint32_t block,
                                        const StridedBlock& place, kernels::ByteRange range)>;
 
+/// Whether what was written is read again and digested.
+inline bool ReadsBack(Proof proof) {
+  return proof >= Proof::kReadback;
+}
+
 /// The target end of a route with its aliases sorted by block.
 class TargetEnd {
  public:

@@ -16,7 +16,7 @@ namespace {
 
 using testing::IsStatus;
 using testing::Random;
-using Kind = Fault::Kind;
+using FaultKind = Fault::Kind;
 
 struct Inner {
   const char* name;
@@ -71,10 +71,10 @@ class FaultyTransportTest : public ::testing::TestWithParam<Inner> {
 
 TEST_P(FaultyTransportTest, DamageAfterLandingPassesStreamAndIsRefusedByReadback) {
   const Fault faults[] = {
-      {.kind = Kind::kFlipBit, .block = 2, .byte = 3199},
-      {.kind = Kind::kDropBlock, .block = 2},
-      {.kind = Kind::kRepeatBlock, .block = 1, .other = 2},
-      {.kind = Kind::kShiftRow, .block = 2},
+      {.kind = FaultKind::kFlipBit, .block = 2, .byte = 3199},
+      {.kind = FaultKind::kDropBlock, .block = 2},
+      {.kind = FaultKind::kRepeatBlock, .block = 1, .other = 2},
+      {.kind = FaultKind::kShiftRow, .block = 2},
   };
   for (const Fault& fault : faults) {
     SCOPED_TRACE(static_cast<int>(fault.kind));
@@ -94,7 +94,7 @@ TEST_P(FaultyTransportTest, DamageAfterLandingPassesStreamAndIsRefusedByReadback
 }
 
 TEST_P(FaultyTransportTest, SwappedBlocksOfEqualShapeAreRefusedByReadback) {
-  const Fault swap = {.kind = Kind::kSwapBlocks, .block = 1, .other = 3};
+  const Fault swap = {.kind = FaultKind::kSwapBlocks, .block = 1, .other = 3};
   EXPECT_OK(PullWith(swap, Proof::kStream));
   EXPECT_THAT(PullWith(swap, Proof::kReadback),
               IsStatus(Code::kDataLoss, Reason::kChecksumMismatch));
@@ -104,19 +104,19 @@ TEST_P(FaultyTransportTest, DroppedZerosAreRefusedByReadback) {
   for (auto& placed : route_.sources) {
     std::fill(placed.memory.begin(), placed.memory.end(), std::byte{});
   }
-  EXPECT_THAT(PullWith({.kind = Kind::kDropBlock, .block = 0}, Proof::kReadback),
+  EXPECT_THAT(PullWith({.kind = FaultKind::kDropBlock, .block = 0}, Proof::kReadback),
               IsStatus(Code::kDataLoss, Reason::kChecksumMismatch));
 }
 
 TEST_P(FaultyTransportTest, AnEarlyAcknowledgementIsRefusedByReadback) {
-  const Fault early = {.kind = Kind::kAckEarly};
+  const Fault early = {.kind = FaultKind::kAckEarly};
   EXPECT_OK(PullWith(early, Proof::kStream));
   EXPECT_THAT(PullWith(early, Proof::kReadback),
               IsStatus(Code::kDataLoss, Reason::kChecksumMismatch));
 }
 
 TEST_P(FaultyTransportTest, LostReceiptsAreSeenByTheCaller) {
-  const auto result = PullWith({.kind = Kind::kLoseReceipts}, Proof::kReadback);
+  const auto result = PullWith({.kind = FaultKind::kLoseReceipts}, Proof::kReadback);
   ASSERT_OK(result);
   EXPECT_THAT(CheckResult(kKey, route_.target(), *result, Proof::kReadback),
               IsStatus(Code::kDataLoss, Reason::kChecksumMismatch));
@@ -125,7 +125,7 @@ TEST_P(FaultyTransportTest, LostReceiptsAreSeenByTheCaller) {
 }
 
 TEST_P(FaultyTransportTest, FailsThePullThePlanNames) {
-  Start({{.kind = Kind::kFail,
+  Start({{.kind = FaultKind::kFail,
           .pull = 1,
           .status = Status(Code::kUnavailable, "peer 2 is gone", Reason::kPeerLost)}});
   EXPECT_OK(Pull(Proof::kReadback));
@@ -134,7 +134,7 @@ TEST_P(FaultyTransportTest, FailsThePullThePlanNames) {
 }
 
 TEST_P(FaultyTransportTest, HoldsAPullUntilItIsCancelledOrLate) {
-  Start({{.kind = Kind::kDelay, .pull = 0}, {.kind = Kind::kDelay, .pull = 1}});
+  Start({{.kind = FaultKind::kDelay, .pull = 0}, {.kind = FaultKind::kDelay, .pull = 1}});
   PullOptions options = Unhurried(world_->peer());
   options.deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(30);
   EXPECT_THAT(PullAndWait(world_->target(), kKey, route_.target(), options),

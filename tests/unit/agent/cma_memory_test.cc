@@ -21,7 +21,7 @@ using testing::IsStatus;
 using testing::Random;
 using transport::ForeignPart;
 
-constexpr std::uint64_t kBytes = std::uint64_t{8} << 20;
+constexpr std::uint64_t kArenaBytes = std::uint64_t{8} << 20;
 
 TimePoint Soon() {
   return std::chrono::steady_clock::now() + std::chrono::seconds(20);
@@ -32,8 +32,8 @@ class Owner {
  public:
   Owner() {
     void* const mapped =
-        ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    memory_ = {static_cast<std::byte*>(mapped), kBytes};
+        ::mmap(nullptr, kArenaBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    memory_ = {static_cast<std::byte*>(mapped), kArenaBytes};
     Random random(1);
     for (std::byte& byte : memory_) byte = static_cast<std::byte>(random());
   }
@@ -78,7 +78,7 @@ class Owner {
 
 class Cma : public ::testing::Test {
  protected:
-  Result<std::shared_ptr<CmaMemory>> Open(bool writable, std::uint64_t bytes = kBytes) {
+  Result<std::shared_ptr<CmaMemory>> Open(bool writable, std::uint64_t bytes = kArenaBytes) {
     TB_ASSIGN_OR_RETURN(ProcessHandle process,
                         ProcessHandle::Open(owner_.pid(), ::getuid(), "trainer rank 3"));
     const PrivateSegment segment = {.address = AddressOf(0), .bytes = bytes};
@@ -94,7 +94,7 @@ class Cma : public ::testing::Test {
     for (;;) {
       const testing::PlacedBlock placed =
           testing::Place(random, testing::RandomBox(random, 200000));
-      if (at + placed.memory.size() > kBytes) return blocks;
+      if (at + placed.memory.size() > kArenaBytes) return blocks;
       blocks.push_back(placed.block);
       blocks.back().base = owner_.memory().data() + at + (placed.block.base - placed.memory.data());
       at += placed.memory.size();
@@ -123,7 +123,7 @@ TEST_F(Cma, ReadsWhatTheOwnerHoldsInAnyStrides) {
     kernels::PackRange(block, first, packed);
     want.insert(want.end(), packed.begin(), packed.end());
   }
-  std::memset(owner_.memory().data(), 0, kBytes);  // ours, not the child's
+  std::memset(owner_.memory().data(), 0, kArenaBytes);  // ours, not the child's
   std::vector<std::byte> got(want.size());
   ASSERT_OK(memory->Read(parts, got, Soon()));
   EXPECT_TRUE(got == want);
@@ -147,41 +147,41 @@ TEST_F(Cma, WritesWhereItShouldAndNowhereElse) {
   StridedBlock all;
   all.base = owner_.memory().data();
   all.rank = 1;
-  all.extents[0] = kBytes;
+  all.extents[0] = kArenaBytes;
   all.strides[0] = 1;
-  const ForeignPart whole = {.block = &all, .first = 0, .count = kBytes};
-  std::vector<std::byte> got(kBytes);
+  const ForeignPart whole = {.block = &all, .first = 0, .count = kArenaBytes};
+  std::vector<std::byte> got(kArenaBytes);
   ASSERT_OK(memory->Read({&whole, 1}, got, Soon()));
-  EXPECT_EQ(std::memcmp(got.data(), owner_.memory().data(), kBytes), 0);
+  EXPECT_EQ(std::memcmp(got.data(), owner_.memory().data(), kArenaBytes), 0);
 }
 
 TEST_F(Cma, ProbingChangesNothingAndMeasuresASpeed) {
   owner_.Start();
   ASSERT_OK_AND_ASSIGN(const auto memory, Open(true));
-  const PrivateSegment segment = {.address = AddressOf(0), .bytes = kBytes};
+  const PrivateSegment segment = {.address = AddressOf(0), .bytes = kArenaBytes};
   EXPECT_GT(memory->MeasureSpeed({&segment, 1}), 0.0);
   StridedBlock all;
   all.base = owner_.memory().data();
   all.rank = 1;
-  all.extents[0] = kBytes;
+  all.extents[0] = kArenaBytes;
   all.strides[0] = 1;
-  const ForeignPart whole = {.block = &all, .first = 0, .count = kBytes};
-  std::vector<std::byte> got(kBytes);
+  const ForeignPart whole = {.block = &all, .first = 0, .count = kArenaBytes};
+  std::vector<std::byte> got(kArenaBytes);
   ASSERT_OK(memory->Read({&whole, 1}, got, Soon()));
-  EXPECT_EQ(std::memcmp(got.data(), owner_.memory().data(), kBytes), 0);
+  EXPECT_EQ(std::memcmp(got.data(), owner_.memory().data(), kArenaBytes), 0);
 }
 
 TEST_F(Cma, RefusesMemoryThatIsNotThere) {
   owner_.Start(
-      [](std::span<std::byte> memory) { ::munmap(memory.data() + kBytes / 2, kBytes / 2); });
+      [](std::span<std::byte> memory) { ::munmap(memory.data() + kArenaBytes / 2, kArenaBytes / 2); });
   EXPECT_THAT(Open(false), IsStatus(Code::kInvalidArgument, Reason::kMovedMemory));
-  ASSERT_OK_AND_ASSIGN(const auto memory, Open(false, kBytes / 2));
+  ASSERT_OK_AND_ASSIGN(const auto memory, Open(false, kArenaBytes / 2));
   StridedBlock all;
   all.base = owner_.memory().data();
   all.rank = 1;
-  all.extents[0] = kBytes;
+  all.extents[0] = kArenaBytes;
   all.strides[0] = 1;
-  const ForeignPart beyond = {.block = &all, .first = kBytes / 2 - 10, .count = 20};
+  const ForeignPart beyond = {.block = &all, .first = kArenaBytes / 2 - 10, .count = 20};
   std::vector<std::byte> got(20);
   const Status read = memory->Read({&beyond, 1}, got, Soon());
   EXPECT_THAT(read, IsStatus(Code::kInvalidArgument, Reason::kMovedMemory));
@@ -190,7 +190,7 @@ TEST_F(Cma, RefusesMemoryThatIsNotThere) {
 
 TEST_F(Cma, RefusesATargetThatCannotBeWritten) {
   owner_.Start(
-      [](std::span<std::byte> memory) { ::mprotect(memory.data() + kBytes / 2, 4096, PROT_READ); });
+      [](std::span<std::byte> memory) { ::mprotect(memory.data() + kArenaBytes / 2, 4096, PROT_READ); });
   EXPECT_OK(Open(false));
   EXPECT_THAT(Open(true), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/testing/random_blocks.h"
+#include "tests/unit/kernels/slow_sum.h"
 
 namespace tensorbus::kernels {
 namespace {
@@ -18,14 +19,6 @@ using testing::PlacedBlock;
 using testing::Random;
 using testing::RandomBox;
 using testing::WithBytes;
-
-DigestSum SlowSum(const StridedBlock& block) {
-  DigestSum sum;
-  testing::ForEachByte(block, [&](const std::byte* at, std::uint64_t stream) {
-    AddDigestReference(sum, block.key, at, stream, 1);
-  });
-  return sum;
-}
 
 struct Pair {
   PlacedBlock source;

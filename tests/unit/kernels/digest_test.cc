@@ -10,6 +10,7 @@
 #include "tensorbus/kernels/digest_table.h"
 #include "tensorbus/kernels/run_kernels.h"
 #include "tests/testing/random_blocks.h"
+#include "tests/unit/kernels/slow_sum.h"
 
 namespace tensorbus::kernels {
 namespace {
@@ -159,14 +160,6 @@ TEST(Digest, AnyCutAddsUp) {
     }
     ASSERT_EQ(parts, whole);
   }
-}
-
-DigestSum SlowSum(const StridedBlock& block) {
-  DigestSum sum;
-  testing::ForEachByte(block, [&](const std::byte* at, std::uint64_t stream) {
-    AddDigestReference(sum, block.key, at, stream, 1);
-  });
-  return sum;
 }
 
 TEST(DigestBlock, DoesNotDependOnTheLayoutInMemory) {

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "tests/testing/status_matchers.h"
+#include "tests/unit/types/make_box.h"
 
 namespace tensorbus {
 namespace {
@@ -12,9 +13,6 @@ using testing::IsStatus;
 
 Shape MakeShape(std::vector<std::uint64_t> dims) {
   return Shape::Create(dims).value();
-}
-Box MakeBox(std::vector<Range> ranges) {
-  return Box(ranges);
 }
 TensorSpec Spec(std::string name, std::vector<std::uint64_t> dims, DType dtype = DType::kBf16) {
   return {std::move(name), dtype, MakeShape(std::move(dims))};

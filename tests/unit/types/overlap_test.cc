@@ -3,13 +3,11 @@
 #include <vector>
 
 #include "tensorbus/types/box.h"
+#include "tests/unit/types/make_box.h"
 
 namespace tensorbus {
 namespace {
 
-Box MakeBox(std::vector<Range> ranges) {
-  return Box(ranges);
-}
 
 /// Cuts `box` at random places into about `count` disjoint boxes that are not a grid.
 void CutRandomly(std::mt19937& rng, const Box& box, int count, std::vector<Box>* out) {

@@ -1,6 +1,7 @@
 #include "tensorbus/types/piece.h"
 
 #include "tests/testing/status_matchers.h"
+#include "tests/unit/types/make_box.h"
 
 namespace tensorbus {
 namespace {
@@ -8,9 +9,6 @@ namespace {
 using ::testing::HasSubstr;
 using testing::IsStatus;
 
-Box MakeBox(std::vector<Range> ranges) {
-  return Box(ranges);
-}
 
 /// A fused buffer [8, 4] of f32: rows 0-3 hold rows 4-7 of 'q', rows 4-7 the even rows of 'k'.
 Registration Fused() {
