@@ -36,6 +36,11 @@ target_compile_options(tensorbus_warnings INTERFACE
 # Only what a program truly uses: a worker that loads the shim must not get the log and metrics libraries of base.
 add_link_options(-Wl,--as-needed)
 
+# GCC takes a file that another includes for a header, where a type of an anonymous namespace would be a mistake.
+if(CMAKE_UNITY_BUILD)
+  add_compile_options($<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
+endif()
+
 if(TENSORBUS_SANITIZE)
   # The first finding ends the program: a test that goes on after one would pass.
   add_compile_options(-fsanitize=${TENSORBUS_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
