@@ -1,15 +1,15 @@
 #include "tensorbus/transport/tcp_frame.h"
 
 #include <algorithm>
+#include <concepts>
 #include <fmt/format.h>
+#include <tuple>
 
 #include "tensorbus/base/byte_io.h"
 
 namespace tensorbus::transport::tcp {
 
 namespace {
-
-constexpr std::uint32_t kMagic = 0x73754254;  // "TBus"
 
 /// Longest body of each type; 0 for unknown types.
 std::uint32_t BodyBytesMax(FrameType type) {
@@ -40,14 +40,92 @@ std::vector<std::byte> Frame(FrameType type, const ByteWriter& body) {
   return std::move(frame).Take();
 }
 
-template <std::size_t kBytes>
-void GetArray(ByteReader& reader, std::array<std::byte, kBytes>& out) {
-  const auto bytes = reader.GetBytes(kBytes);
-  std::copy(bytes.begin(), bytes.end(), out.begin());
-}
-
 Status Malformed(std::string_view what) {
   return {Code::kInvalidArgument, std::string(what), Reason::kMalformed};
+}
+
+// The fields of each message in the order of the wire, for writing and for reading.
+
+template <typename M, typename Message>
+concept Is = std::same_as<std::remove_const_t<M>, Message>;
+
+auto FieldsOf(Is<Hello> auto& m) {
+  return std::tie(m.magic, m.version, m.nonce);
+}
+auto FieldsOf(Is<Challenge> auto& m) {
+  return std::tie(m.magic, m.version, m.nonce, m.mac);
+}
+auto FieldsOf(Is<Answer> auto& m) {
+  return std::tie(m.mac);
+}
+auto FieldsOf(Is<Request> auto& m) {
+  return std::tie(m.id, m.key.session.value, m.key.source_rank, m.key.target_rank, m.shape,
+                  m.blocks, m.bytes, m.proof, m.first, m.count);
+}
+auto FieldsOf(Is<Data> auto& m) {
+  return std::tie(m.id, m.first, m.count);
+}
+auto FieldsOf(Is<Trailer> auto& m) {
+  return std::tie(m.id, m.checksum, m.parts);
+}
+
+template <typename Number>
+void PutField(ByteWriter& out, Number value) {
+  out.Put(value);
+}
+template <std::size_t kBytes>
+void PutField(ByteWriter& out, const std::array<std::byte, kBytes>& bytes) {
+  out.PutBytes(bytes);
+}
+void PutField(ByteWriter& out, const std::vector<Trailer::Part>& parts) {
+  out.Put(static_cast<std::uint32_t>(parts.size()));
+  for (const Trailer::Part& part : parts) {
+    out.Put(part.a);
+    out.Put(part.b);
+  }
+}
+
+template <typename Number>
+void GetField(ByteReader& in, Number& value) {
+  value = in.Get<Number>();
+}
+template <std::size_t kBytes>
+void GetField(ByteReader& in, std::array<std::byte, kBytes>& out) {
+  const auto bytes = in.GetBytes(kBytes);
+  std::copy(bytes.begin(), bytes.end(), out.begin());
+}
+void GetField(ByteReader& in, std::vector<Trailer::Part>& parts) {
+  const std::uint32_t count = in.GetCount(2 * sizeof(std::uint64_t));
+  if (count > kPartsMax) return in.Fail();
+  parts.resize(count);
+  for (Trailer::Part& part : parts) {
+    part.a = in.Get<std::uint64_t>();
+    part.b = in.Get<std::uint64_t>();
+  }
+}
+
+template <typename Message>
+std::vector<std::byte> FrameOf(FrameType type, const Message& message) {
+  ByteWriter body;
+  std::apply([&body](const auto&... field) { (PutField(body, field), ...); }, FieldsOf(message));
+  return Frame(type, body);
+}
+
+template <typename Message>
+Result<Message> Parse(std::string_view what, std::span<const std::byte> body) {
+  ByteReader reader(body);
+  Message message;
+  std::apply([&reader](auto&... field) { (GetField(reader, field), ...); }, FieldsOf(message));
+  TB_RETURN_IF_ERROR(reader.Finish(what));
+  return message;
+}
+
+/// The same for the two messages that say first which protocol it is.
+template <typename Message>
+Result<Message> ParseGreeting(std::string_view what, std::span<const std::byte> body) {
+  TB_ASSIGN_OR_RETURN(Message message, Parse<Message>(what, body));
+  if (message.magic != kTcpMagic) return Malformed(fmt::format("{}: not this protocol", what));
+  return message;
 }
 
 std::vector<std::byte> FailureFrame(FrameType type, std::uint64_t id, const Status& status) {
@@ -62,26 +140,15 @@ std::vector<std::byte> FailureFrame(FrameType type, std::uint64_t id, const Stat
 }  // namespace
 
 std::vector<std::byte> Encode(const Hello& hello) {
-  ByteWriter body;
-  body.Put(kMagic);
-  body.Put(hello.version);
-  body.PutBytes(hello.nonce);
-  return Frame(FrameType::kHello, body);
+  return FrameOf(FrameType::kHello, hello);
 }
 
 std::vector<std::byte> Encode(const Challenge& challenge) {
-  ByteWriter body;
-  body.Put(kMagic);
-  body.Put(challenge.version);
-  body.PutBytes(challenge.nonce);
-  body.PutBytes(challenge.mac);
-  return Frame(FrameType::kChallenge, body);
+  return FrameOf(FrameType::kChallenge, challenge);
 }
 
 std::vector<std::byte> Encode(const Answer& answer) {
-  ByteWriter body;
-  body.PutBytes(answer.mac);
-  return Frame(FrameType::kAnswer, body);
+  return FrameOf(FrameType::kAnswer, answer);
 }
 
 std::vector<std::byte> EncodeWelcome() {
@@ -97,38 +164,15 @@ std::vector<std::byte> EncodeFailure(std::uint64_t id, const Status& status) {
 }
 
 std::vector<std::byte> Encode(const Request& request) {
-  ByteWriter body;
-  body.Put(request.id);
-  body.Put(request.key.session.value);
-  body.Put(request.key.source_rank);
-  body.Put(request.key.target_rank);
-  body.Put(request.shape);
-  body.Put(request.blocks);
-  body.Put(request.bytes);
-  body.Put(request.proof);
-  body.Put(request.first);
-  body.Put(request.count);
-  return Frame(FrameType::kRequest, body);
+  return FrameOf(FrameType::kRequest, request);
 }
 
 std::vector<std::byte> Encode(const Data& data) {
-  ByteWriter body;
-  body.Put(data.id);
-  body.Put(data.first);
-  body.Put(data.count);
-  return Frame(FrameType::kData, body);
+  return FrameOf(FrameType::kData, data);
 }
 
 std::vector<std::byte> Encode(const Trailer& trailer) {
-  ByteWriter body;
-  body.Put(trailer.id);
-  body.Put(trailer.checksum);
-  body.Put(static_cast<std::uint32_t>(trailer.parts.size()));
-  for (const Trailer::Part& part : trailer.parts) {
-    body.Put(part.a);
-    body.Put(part.b);
-  }
-  return Frame(FrameType::kTrailer, body);
+  return FrameOf(FrameType::kTrailer, trailer);
 }
 
 Result<FrameHeader> ParseHeader(std::span<const std::byte, kFrameHeaderBytes> bytes) {
@@ -148,32 +192,15 @@ Result<FrameHeader> ParseHeader(std::span<const std::byte, kFrameHeaderBytes> by
 }
 
 Result<Hello> ParseHello(std::span<const std::byte> body) {
-  ByteReader reader(body);
-  if (reader.Get<std::uint32_t>() != kMagic) return Malformed("hello: not this protocol");
-  Hello hello;
-  hello.version = reader.Get<std::uint32_t>();
-  GetArray(reader, hello.nonce);
-  TB_RETURN_IF_ERROR(reader.Finish("hello"));
-  return hello;
+  return ParseGreeting<Hello>("hello", body);
 }
 
 Result<Challenge> ParseChallenge(std::span<const std::byte> body) {
-  ByteReader reader(body);
-  if (reader.Get<std::uint32_t>() != kMagic) return Malformed("challenge: not this protocol");
-  Challenge challenge;
-  challenge.version = reader.Get<std::uint32_t>();
-  GetArray(reader, challenge.nonce);
-  GetArray(reader, challenge.mac);
-  TB_RETURN_IF_ERROR(reader.Finish("challenge"));
-  return challenge;
+  return ParseGreeting<Challenge>("challenge", body);
 }
 
 Result<Answer> ParseAnswer(std::span<const std::byte> body) {
-  ByteReader reader(body);
-  Answer answer;
-  GetArray(reader, answer.mac);
-  TB_RETURN_IF_ERROR(reader.Finish("answer"));
-  return answer;
+  return Parse<Answer>("answer", body);
 }
 
 Status ParseWelcome(std::span<const std::byte> body) {
@@ -181,19 +208,7 @@ Status ParseWelcome(std::span<const std::byte> body) {
 }
 
 Result<Request> ParseRequest(std::span<const std::byte> body) {
-  ByteReader reader(body);
-  Request request;
-  request.id = reader.Get<std::uint64_t>();
-  request.key.session.value = reader.Get<std::uint64_t>();
-  request.key.source_rank = reader.Get<std::uint32_t>();
-  request.key.target_rank = reader.Get<std::uint32_t>();
-  request.shape = reader.Get<std::uint64_t>();
-  request.blocks = reader.Get<std::uint32_t>();
-  request.bytes = reader.Get<std::uint64_t>();
-  request.proof = reader.Get<Proof>();
-  request.first = reader.Get<std::uint64_t>();
-  request.count = reader.Get<std::uint64_t>();
-  TB_RETURN_IF_ERROR(reader.Finish("request"));
+  TB_ASSIGN_OR_RETURN(const Request request, Parse<Request>("request", body));
   if (request.proof < Proof::kOff || request.proof > Proof::kMemory) {
     return Malformed("request: unknown proof");
   }
@@ -205,29 +220,11 @@ Result<Request> ParseRequest(std::span<const std::byte> body) {
 }
 
 Result<Data> ParseData(std::span<const std::byte> body) {
-  ByteReader reader(body);
-  Data data;
-  data.id = reader.Get<std::uint64_t>();
-  data.first = reader.Get<std::uint64_t>();
-  data.count = reader.Get<std::uint64_t>();
-  TB_RETURN_IF_ERROR(reader.Finish("data"));
-  return data;
+  return Parse<Data>("data", body);
 }
 
 Result<Trailer> ParseTrailer(std::span<const std::byte> body) {
-  ByteReader reader(body);
-  Trailer trailer;
-  trailer.id = reader.Get<std::uint64_t>();
-  trailer.checksum = reader.Get<std::uint64_t>();
-  const std::uint32_t count = reader.GetCount(2 * sizeof(std::uint64_t));
-  if (count > kPartsMax) return Malformed("trailer: too many parts");
-  trailer.parts.resize(count);
-  for (Trailer::Part& part : trailer.parts) {
-    part.a = reader.Get<std::uint64_t>();
-    part.b = reader.Get<std::uint64_t>();
-  }
-  TB_RETURN_IF_ERROR(reader.Finish("trailer"));
-  return trailer;
+  return Parse<Trailer>("trailer", body);
 }
 
 Result<Failure> ParseFailure(std::span<const std::byte> body) {

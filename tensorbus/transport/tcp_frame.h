@@ -36,6 +36,7 @@ enum class FrameType : std::uint8_t {
   kFailure = 9,
 };
 
+inline constexpr std::uint32_t kTcpMagic = 0x73754254;  // "TBus"
 inline constexpr std::uint32_t kTcpProtocolVersion = 1;
 inline constexpr std::size_t kFrameHeaderBytes = 8;
 /// Most blocks a window may touch, so that a trailer has a bound.
@@ -55,11 +56,13 @@ struct FrameHeader {
 };
 
 struct Hello {
+  std::uint32_t magic = kTcpMagic;
   std::uint32_t version = kTcpProtocolVersion;
   Nonce nonce = {};
 };
 
 struct Challenge {
+  std::uint32_t magic = kTcpMagic;
   std::uint32_t version = kTcpProtocolVersion;
   Nonce nonce = {};
   Mac mac = {};
