@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 #include <iterator>
 
+#include "tensorbus/cli/table.h"
+
 namespace tensorbus::cli {
 namespace {
 
@@ -44,52 +46,50 @@ BenchJson PeerToJson(const PeerResult& peer, std::uint64_t bytes) {
   return json;
 }
 
-struct Row {
-  std::string name;
-  std::string median;
-  std::string p95;
-  std::string rate;
-  std::string share;
-  std::string note;
-};
-
 std::string Milliseconds(double seconds) {
   return fmt::format("{:.2f}", seconds * 1e3);
 }
 
-Row RateRow(const std::string& name, double gb_per_s, double ours, const std::string& note) {
-  return {name,
-          "",
-          "",
-          fmt::format("{:.2f}", gb_per_s),
-          gb_per_s > 0 ? fmt::format("{:.2f}x", ours / gb_per_s) : "",
-          note};
+std::string Share(double ours, double theirs) {
+  return theirs > 0 ? fmt::format("{:.2f}x", ours / theirs) : "";
 }
 
-std::vector<Row> RowsOf(const BenchJson& result) {
+std::vector<std::string> CeilingRow(const std::string& name, double gb_per_s, double ours,
+                                    const std::string& note) {
+  return {name, "", "", fmt::format("{:.2f}", gb_per_s), Share(ours, gb_per_s),
+          "ceiling: " + note};
+}
+
+/// For what was timed lap by lap: ours or a peer.
+std::vector<std::string> TimedRow(const std::string& name, const BenchJson& timed,
+                                  const std::string& share, bool colours) {
+  const bool verified = timed["verified"].get<bool>();
+  return {name,
+          Milliseconds(timed["seconds"]["median"].get<double>()),
+          Milliseconds(timed["seconds"]["p95"].get<double>()),
+          fmt::format("{:.2f}", timed["gb_per_s"].get<double>()),
+          share,
+          verified ? Paint("verified", Colour::kGreen, colours)
+                   : Paint("NOT VERIFIED", Colour::kRed, colours)};
+}
+
+Table RowsOf(const BenchJson& result, bool colours) {
   const double ours = result["gb_per_s"].get<double>();
-  std::vector<Row> rows;
-  rows.push_back({"tensorbus", Milliseconds(result["seconds"]["median"].get<double>()),
-                  Milliseconds(result["seconds"]["p95"].get<double>()), fmt::format("{:.2f}", ours),
-                  "", result["verified"].get<bool>() ? "verified" : "NOT VERIFIED"});
+  Table table({"", "median ms", "p95 ms", "GB/s", "we are", ""}, {1, 2, 3, 4});
+  table.Add(TimedRow("tensorbus", result, "", colours));
   for (const auto& [name, peer] : result["peers"].items()) {
-    if (!peer["ran"].get<bool>()) {
-      rows.push_back({name, "", "", "", "", "did not run: " + peer["why"].get<std::string>()});
-      continue;
+    if (peer["ran"].get<bool>()) {
+      table.Add(TimedRow(name, peer, Share(ours, peer["gb_per_s"].get<double>()), colours));
+    } else {
+      table.Add({name, "", "", "", "", "did not run: " + peer["why"].get<std::string>()});
     }
-    Row row = RateRow(name, peer["gb_per_s"].get<double>(), ours,
-                      peer["verified"].get<bool>() ? "verified" : "NOT VERIFIED");
-    row.median = Milliseconds(peer["seconds"]["median"].get<double>());
-    row.p95 = Milliseconds(peer["seconds"]["p95"].get<double>());
-    rows.push_back(std::move(row));
   }
-  rows.push_back(
-      RateRow("memcpy", result["memcpy_gb_per_s"].get<double>(), ours, "ceiling: two threads"));
-  rows.push_back(RateRow("streaming copy", result["ntcopy_gb_per_s"].get<double>(), ours,
-                         "ceiling: two threads"));
-  rows.push_back(RateRow("socket", result["socket_gb_per_s"].get<double>(), ours,
-                         "ceiling: TCP over loopback, best of 1 and 2 streams"));
-  return rows;
+  table.Add(CeilingRow("memcpy", result["memcpy_gb_per_s"].get<double>(), ours, "two threads"));
+  table.Add(
+      CeilingRow("streaming copy", result["ntcopy_gb_per_s"].get<double>(), ours, "two threads"));
+  table.Add(CeilingRow("socket", result["socket_gb_per_s"].get<double>(), ours,
+                       "TCP over loopback, best of 1 and 2 streams"));
+  return table;
 }
 
 }  // namespace
@@ -163,17 +163,7 @@ void PrintBench(const BenchJson& result, std::ostream& out) {
       result["target_ranks"].get<std::uint64_t>(), result["transport"].get<std::string>(),
       result["memory"].get<std::string>(), result["proof"].get<std::string>(),
       result["flip"].get<std::string>(), result["iterations"].get<std::uint64_t>());
-  const std::vector<Row> rows = RowsOf(result);
-  std::size_t width = 4;
-  for (const Row& row : rows) width = std::max(width, row.name.size());
-  const auto line = [&out, width](const Row& row) {
-    std::string text = fmt::format("  {:<{}}  {:>10}  {:>10}  {:>8}  {:>8}  {}", row.name, width,
-                                   row.median, row.p95, row.rate, row.share, row.note);
-    text.erase(text.find_last_not_of(' ') + 1);
-    out << text << "\n";
-  };
-  line({"", "median ms", "p95 ms", "GB/s", "we are", ""});
-  for (const Row& row : rows) line(row);
+  RowsOf(result, Colourful(out)).Print(out, "  ");
   out << fmt::format(
       "  copying {} ms, accepting {} ms; trigger {:.2f} ms (p95 {:.2f}); first {} ms, register {} "
       "ms, prefault {} ms; source blocked {} ms; {:.3f} CPU s a refresh\n",

@@ -53,9 +53,11 @@ void Table::Print(std::ostream& err, std::string_view indent) const {
   const auto print = [&](const std::vector<std::string>& row) {
     std::string line(indent);
     for (std::size_t i = 0; i < row.size(); ++i) {
-      line += row[i];
-      if (i + 1 < row.size()) line.append(widths[i] - Width(row[i]) + 2, ' ');
+      const std::string pad(widths[i] - Width(row[i]), ' ');
+      const bool right = std::find(right_.begin(), right_.end(), i) != right_.end();
+      line += (i == 0 ? "" : "  ") + (right ? pad + row[i] : row[i] + pad);
     }
+    line.erase(line.find_last_not_of(' ') + 1);
     err << line << '\n';
   };
   print(header_);

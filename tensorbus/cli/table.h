@@ -1,8 +1,10 @@
 #pragma once
 
+#include <cstddef>
 #include <iosfwd>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace tensorbus::cli {
@@ -19,7 +21,9 @@ std::string Paint(std::string_view text, Colour colour, bool colourful);
 /// terminal shows them (UTF-8; no wide ones).
 class Table {
  public:
-  explicit Table(std::vector<std::string> header) : header_(std::move(header)) {}
+  /// Columns in `right`, those with numbers, end at one line instead of beginning there.
+  explicit Table(std::vector<std::string> header, std::vector<std::size_t> right = {})
+      : header_(std::move(header)), right_(std::move(right)) {}
 
   void Add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
   bool empty() const { return rows_.empty(); }
@@ -27,6 +31,7 @@ class Table {
 
  private:
   std::vector<std::string> header_;
+  std::vector<std::size_t> right_;
   std::vector<std::vector<std::string>> rows_;
 };
 
