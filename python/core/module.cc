@@ -1,4 +1,4 @@
-// tensorbus._core: the C++ client for Python. Translation only; the package around it has the
+// tensorbus._core: the C++ client, and who holds what, for Python. Translation only; the package around it has the
 // logic. Every call that may wait or take a lock of ours lets go of the GIL: a hook in another
 // thread needs it.
 
@@ -9,6 +9,8 @@
 #include "tensorbus/client/client.h"
 
 #include "python/core/hooks.h"
+#include "python/core/placements.h"
+#include "python/core/raise.h"
 
 namespace py = pybind11;
 
@@ -19,26 +21,6 @@ using client::Arena;
 using client::Client;
 using client::Outcome;
 using client::Request;
-
-/// Raises what tensorbus.errors makes of a failure.
-[[noreturn]] void Raise(const Status& status) {
-  const py::object error = py::module_::import("tensorbus.errors")
-                               .attr("from_status")(static_cast<int>(status.code()),
-                                                    std::string(ReasonName(status.reason())),
-                                                    status.native(), status.message());
-  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
-  throw py::error_already_set();
-}
-
-void Check(const Status& status) {
-  if (!status.ok()) Raise(status);
-}
-
-template <typename T>
-T Check(Result<T> result) {
-  if (!result.ok()) Raise(result.status());
-  return std::move(result).value();
-}
 
 /// Runs `body` without the GIL; its failure is raised with it.
 template <typename Body>
@@ -396,9 +378,10 @@ void DefineClient(py::module_& m) {
 }  // namespace tensorbus::python
 
 PYBIND11_MODULE(_core, m) {
-  m.doc() = "The C++ client of Tensorbus. Use the package around it.";
+  m.doc() = "The C++ side of Tensorbus. Use the package around it.";
   m.attr("__version__") = TENSORBUS_VERSION;
   tensorbus::python::DefineArena(m);
   tensorbus::python::DefineRequest(m);
   tensorbus::python::DefineClient(m);
+  tensorbus::python::DefinePlacements(m);
 }

@@ -1,4 +1,4 @@
-"""The compiled module: the C++ client, translated. Use the package around it."""
+"""The compiled module: the C++ side, translated. Use the package around it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -75,3 +75,5 @@ class Client:
     def released_version(self) -> int: ...
     @property
     def live_version(self) -> int: ...
+
+def boxes_at(shape: list[int], mesh: list[int], placements: list[str], coordinate: list[int]) -> list[tuple[tuple[int, int], ...]]: ...

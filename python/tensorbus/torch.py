@@ -193,11 +193,11 @@ def _resolve(entry: _Entry, shard: Shard | None) -> None:
                 raise LayoutError(f"{placement} of {entry.shape[placement.dim]} elements: where FSDP cuts tensor-parallel shards of "
                                   "unequal size, placements do not say who holds what; give shards={name: Shard(shape, box)}",
                                   code="UNIMPLEMENTED", reason="unsupported")
-        if local_shape(entry.shape, sizes, placements, coordinate) != tuple(local.shape):
-            raise LayoutError(f"a local tensor of shape {list(local.shape)} where {placements} of {list(entry.shape)} gives "
-                              f"{list(local_shape(entry.shape, sizes, placements, coordinate))}", code="INVALID_ARGUMENT",
-                              reason="layout_mismatch")
         entry.boxes = local_boxes(entry.shape, sizes, placements, coordinate)
+        given = list(local_shape(entry.boxes)) if entry.boxes else "nothing"
+        if given != list(local.shape) and (entry.boxes or local.numel()):
+            raise LayoutError(f"a local tensor of shape {list(local.shape)} where {placements} of {list(entry.shape)} gives {given}",
+                              code="INVALID_ARGUMENT", reason="layout_mismatch")
     except LayoutError as error:
         raise LayoutError(f"tensor '{entry.name}': {error}", code=error.code, reason=error.reason) from None
 

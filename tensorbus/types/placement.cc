@@ -181,9 +181,10 @@ Status Validate(const DeviceMesh& mesh, std::uint32_t rank_count) {
 }
 
 Result<std::vector<Box>> BoxesAt(const DeviceMesh& mesh, std::span<const Placement> placements,
-                                 const Shape& shape, std::span<const std::uint32_t> coordinate) {
+                                 const Shape& shape, std::span<const std::uint32_t> coordinate,
+                                 PartialPolicy partial) {
   TB_CHECK(coordinate.size() == mesh.axes.size());
-  TB_RETURN_IF_ERROR(CheckPlacements(mesh, placements, shape, PartialPolicy::kAsSummand));
+  TB_RETURN_IF_ERROR(CheckPlacements(mesh, placements, shape, partial));
   std::array<IntervalList, kMaxDims> dims;
   for (int d = 0; d < shape.rank(); ++d) Append(&dims[static_cast<std::size_t>(d)], {0, shape[d]});
   for (std::size_t a = 0; a < placements.size(); ++a) {
@@ -213,7 +214,8 @@ Result<Holding> Resolve(const DeviceMesh& mesh, std::span<const Placement> place
       coordinate[a] = rest % mesh.axes[a].size;
       rest /= mesh.axes[a].size;
     }
-    TB_ASSIGN_OR_RETURN(std::vector<Box> boxes, BoxesAt(mesh, placements, shape, coordinate));
+    TB_ASSIGN_OR_RETURN(std::vector<Box> boxes,
+                        BoxesAt(mesh, placements, shape, coordinate, partial));
     const std::uint32_t rank = mesh.rank_ids.empty() ? p : mesh.rank_ids[p];
     box_count += boxes.size();
     if (box_count > kMaxBoxesPerHolding)

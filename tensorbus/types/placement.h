@@ -68,6 +68,7 @@ Result<Holding> Resolve(const DeviceMesh& mesh, std::span<const Placement> place
 
 /// The boxes of one mesh coordinate; what Resolve() gives the rank that stands there.
 Result<std::vector<Box>> BoxesAt(const DeviceMesh& mesh, std::span<const Placement> placements,
-                                 const Shape& shape, std::span<const std::uint32_t> coordinate);
+                                 const Shape& shape, std::span<const std::uint32_t> coordinate,
+                                 PartialPolicy partial = PartialPolicy::kRefuse);
 
 }  // namespace tensorbus
