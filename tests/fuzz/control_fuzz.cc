@@ -25,11 +25,24 @@ class DeafAgent final : public rpc::AgentPort {
   void Close(Status) override {}
 };
 
+/// Side work done in the executor's own turn: the same input, the same course of things.
+class InlineSideWork final : public SideWork {
+ public:
+  explicit InlineSideWork(Executor& executor) : SideWork(executor), executor_(executor) {}
+
+ protected:
+  void Run(Lane, std::function<void()> task) override { executor_.Post(std::move(task)); }
+
+ private:
+  Executor& executor_;
+};
+
 struct Bench {
   testing::ManualExecutor executor;
+  InlineSideWork side_work{executor};
   Metrics registry;
   DaemonMetrics metrics{registry};
-  Core core{CoreOptions{}, executor, metrics};
+  Core core{CoreOptions{}, executor, side_work, metrics};
   std::uint64_t ports = 0;
   rpc::PortId port[2];
 
