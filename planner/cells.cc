@@ -77,6 +77,8 @@ class Matcher {
         needed_(target.holdings.size()) {}
 
   Result<LayoutMatch> Run(PlanFault* fault) && {
+    match_.source = &source_;
+    match_.target = &target_;
     TB_ASSIGN_OR_RETURN(match_.classes, Classify(source_, target_, fault));
     match_.cells.resize(match_.classes.size());
     for (std::size_t c = 0; c < match_.classes.size(); ++c) {

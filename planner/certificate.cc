@@ -13,6 +13,8 @@
 namespace tensorbus::planner {
 namespace {
 
+constexpr const char* kNotAskedFor = ": not inside one box that the target asked for";
+
 /// Whether a rank holds all of `inner` in one of its boxes.
 bool Holds(const Holding& holding, std::uint32_t rank, const Box& inner) {
   const auto at =
@@ -21,6 +23,10 @@ bool Holds(const Holding& holding, std::uint32_t rank, const Box& inner) {
   return at != holding.ranks.end() && at->rank == rank &&
          std::any_of(at->boxes.begin(), at->boxes.end(),
                      [&](const Box& box) { return box.Contains(inner); });
+}
+
+bool Among(const std::vector<std::uint32_t>& ranks, std::uint32_t rank) {
+  return std::binary_search(ranks.begin(), ranks.end(), rank);
 }
 
 /// Checks what each target rank gets, one rank after the other.
@@ -35,17 +41,27 @@ class Checker {
     ListNeeds();
   }
 
-  Result<Certificate> Run() && {
-    std::size_t first = 0;
+  Result<Certificate> CheckAll(const RankSelection& lost) && {
+    std::vector<std::uint32_t> targets;
     for (std::uint32_t rank = 0; rank < target_.rank_count; ++rank) {
-      std::size_t last = first;
-      while (last < plan_.routes.size() && plan_.routes[last].target == rank) ++last;
-      TB_RETURN_IF_ERROR(CheckTarget(rank, std::span(plan_.routes).subspan(first, last - first)));
-      first = last;
+      if (!Among(lost.targets, rank)) targets.push_back(rank);
     }
-    TB_RETURN_IF_ERROR(CheckRelays(target_, plan_));
-    certificate_.op_count = plan_.ops.size();
-    return certificate_;
+    for (const Route& route : plan_.routes) {
+      const std::vector<std::uint32_t>& senders = route.relayed ? lost.targets : lost.sources;
+      if (Among(lost.targets, route.target) || Among(senders, route.source))
+        return CertificateFault(DescribeRoute(route) + ": one of them is lost");
+    }
+    return CheckTargets(targets);
+  }
+
+  Result<Certificate> CheckPart(const RankSelection& own) && {
+    for (const Route& route : plan_.routes) {
+      if (Among(own.targets, route.target)) continue;
+      if (!Among(route.relayed ? own.targets : own.sources, route.source))
+        return CertificateFault(DescribeRoute(route) + ": neither is one of the part's ranks");
+      TB_RETURN_IF_ERROR(CheckSent(route));
+    }
+    return CheckTargets(own.targets);
   }
 
  private:
@@ -70,6 +86,63 @@ class Checker {
     std::span<const Part> parts;
     std::uint64_t elements = 0;
   };
+
+  /// Of a pair of holdings, the box that was last found to lie on both ends of a route.
+  struct Sent {
+    const Route* route = nullptr;
+    std::uint32_t wanted = 0;
+    std::uint32_t box = 0;
+
+    friend bool operator==(const Sent&, const Sent&) = default;
+  };
+
+  Result<Certificate> CheckTargets(std::span<const std::uint32_t> ranks) {
+    const auto before = [](const Route& route, std::uint32_t rank) { return route.target < rank; };
+    auto first = plan_.routes.begin();
+    for (const std::uint32_t rank : ranks) {
+      first = std::lower_bound(first, plan_.routes.end(), rank, before);
+      const auto last = std::lower_bound(first, plan_.routes.end(), rank + 1, before);
+      TB_RETURN_IF_ERROR(CheckTarget(rank, {first, last}));
+      first = last;
+    }
+    TB_RETURN_IF_ERROR(CheckRelays(target_, plan_, ranks));
+    certificate_.op_count = plan_.ops.size();
+    return certificate_;
+  }
+
+  /// What goes to a target that somebody else checks. Most ops of a route lie alike.
+  Status CheckSent(const Route& route) {
+    sent_.resize(source_.holdings.size());
+    for (const RouteOp& op : std::span(plan_.ops).subspan(route.first_op, route.op_count)) {
+      const JobLayout::Tensor& tensor = target_.tensors[op.tensor];
+      const std::uint32_t held = tables_.matches[op.tensor].holding;
+      const Sent now = {&route, tensor.holding, op.box};
+      if (sent_[held] == now) continue;
+      const Box& box = plan_.boxes[op.box];
+      TB_RETURN_IF_ERROR(CheckSource(route, op));
+      if (!Holds(target_.HoldingOf(tensor), route.target, box))
+        return CertificateFault(DescribeOp(target_, plan_, route, op) + kNotAskedFor);
+      sent_[held] = now;
+    }
+    return {};
+  }
+
+  /// The box fits its tensor and lies in one box of the source.
+  Status CheckSource(const Route& route, const RouteOp& op) const {
+    const Box& box = plan_.boxes[op.box];
+    const Shape& shape = target_.tensors[op.tensor].spec.shape;
+    if (!box.Fits(shape)) {
+      return CertificateFault(DescribeOp(target_, plan_, route, op) + ": out of bounds of shape " +
+                              shape.ToString());
+    }
+    // Whether a target that passes a box on has it by then is for CheckRelays().
+    if (route.relayed ||
+        Holds(source_.holdings[tables_.matches[op.tensor].holding], route.source, box)) {
+      return {};
+    }
+    return CertificateFault(DescribeOp(target_, plan_, route, op) +
+                            ": not inside one box that the source holds");
+  }
 
   /// By holding its tensors, by rank its holdings.
   void ListNeeds() {
@@ -139,7 +212,7 @@ class Checker {
     const bool same = proven.group == group_ && proven.parts.size() == parts.size() &&
                       std::equal(parts.begin(), parts.end(), proven.parts.begin());
     if (!same) {
-      TB_RETURN_IF_ERROR(CheckGeometry(rank, need, source_.holdings[held], parts));
+      TB_RETURN_IF_ERROR(CheckGeometry(rank, need, parts));
       proven = {group_, parts, 0};
       for (const Part& part : parts) proven.elements += tables_.volumes[part.box];
     }
@@ -147,28 +220,23 @@ class Checker {
     return {};
   }
 
-  Status CheckGeometry(std::uint32_t rank, const Need& need, const Holding& held,
-                       std::span<const Part> parts) {
+  Status CheckGeometry(std::uint32_t rank, const Need& need, std::span<const Part> parts) {
     const TensorSpec& spec = target_.tensors[need.tensor].spec;
     const std::vector<Box>& wanted = need.boxes->boxes;
     tiles_.resize(std::max(tiles_.size(), wanted.size()));
     for (std::size_t b = 0; b < wanted.size(); ++b) tiles_[b].clear();
     for (const Part& part : parts) {
+      Route route;
+      route.source = part.source;
+      route.target = rank;
+      route.relayed = part.relayed != 0;
+      const RouteOp op = {need.tensor, part.box};
+      TB_RETURN_IF_ERROR(CheckSource(route, op));
       const Box& box = plan_.boxes[part.box];
-      const auto fault = [&](const std::string& what) {
-        Route route;
-        route.source = part.source;
-        route.target = rank;
-        route.relayed = part.relayed != 0;
-        return CertificateFault(DescribeOp(target_, plan_, route, {need.tensor, part.box}) + what);
-      };
-      if (!box.Fits(spec.shape)) return fault(": out of bounds of shape " + spec.shape.ToString());
-      // Whether a target that passes a box on has it by then is for CheckRelays().
-      if (part.relayed == 0 && !Holds(held, part.source, box))
-        return fault(": not inside one box that the source holds");
       std::size_t b = 0;
       while (b < wanted.size() && !wanted[b].Contains(box)) ++b;
-      if (b == wanted.size()) return fault(": not inside one box that the target asked for");
+      if (b == wanted.size())
+        return CertificateFault(DescribeOp(target_, plan_, route, op) + kNotAskedFor);
       tiles_[b].push_back(box);
     }
     for (std::size_t b = 0; b < wanted.size(); ++b) {
@@ -194,6 +262,7 @@ class Checker {
   std::vector<std::uint32_t> need_of_;  // by tensor
   std::vector<Part> sorted_;
   std::uint64_t group_ = 0;             // of needs of one holding
+  std::vector<Sent> sent_;               // by source holding
   std::vector<Proven> proven_;          // by source holding, for the group's target holding
   std::vector<std::vector<Box>> tiles_;  // by needed box; scratch
   TilingCheck tiling_;
@@ -203,9 +272,17 @@ class Checker {
 }  // namespace
 
 Result<Certificate> CheckPlan(const JobLayout& source, const JobLayout& target,
-                              const Topology& topology, const Plan& plan) {
+                              const Topology& topology, const Plan& plan,
+                              const RankSelection& lost) {
   TB_ASSIGN_OR_RETURN(CheckedTables tables, CheckTables(source, target, topology, plan));
-  return Checker(source, target, plan, std::move(tables)).Run();
+  return Checker(source, target, plan, std::move(tables)).CheckAll(lost);
+}
+
+Result<Certificate> CheckPart(const JobLayout& source, const JobLayout& target,
+                              const Topology& topology, const Plan& part,
+                              const RankSelection& ranks) {
+  TB_ASSIGN_OR_RETURN(CheckedTables tables, CheckTables(source, target, topology, part));
+  return Checker(source, target, part, std::move(tables)).CheckPart(ranks);
 }
 
 }  // namespace tensorbus::planner

@@ -10,11 +10,6 @@
 namespace tensorbus::planner {
 namespace {
 
-std::string NameOf(const Route& route) {
-  return fmt::format("route from {} {} to target {}", route.relayed ? "target" : "source",
-                     route.source, route.target);
-}
-
 /// Where a route stands among the others. Only relayed routes may share all but the round.
 auto PlaceOf(const Route& route) {
   return std::tuple(route.target, route.relayed, route.source,
@@ -91,12 +86,12 @@ class TableCheck {
     for (const Route& route : plan_.routes) {
       const std::uint32_t senders = route.relayed ? target_.rank_count : source_.rank_count;
       if (route.source >= senders || route.target >= target_.rank_count)
-        return CertificateFault(NameOf(route) + ": no such rank");
+        return CertificateFault(DescribeRoute(route) + ": no such rank");
       if (previous != nullptr && PlaceOf(*previous) >= PlaceOf(route))
-        return CertificateFault(NameOf(route) + ": out of order or repeated");
+        return CertificateFault(DescribeRoute(route) + ": out of order or repeated");
       if (route.first_op != next || route.op_count == 0 ||
           route.op_count > plan_.ops.size() - next) {
-        return CertificateFault(NameOf(route) +
+        return CertificateFault(DescribeRoute(route) +
                                 ": its ops do not follow those of the route before it");
       }
       TB_RETURN_IF_ERROR(CheckDevice(route));
@@ -109,12 +104,12 @@ class TableCheck {
 
   Status CheckDevice(const Route& route) const {
     if (route.relayed && route.local)
-      return CertificateFault(NameOf(route) + ": called local, but it is passed on");
+      return CertificateFault(DescribeRoute(route) + ": called local, but it is passed on");
     const bool one_device =
         !route.relayed && std::binary_search(same_device_.begin(), same_device_.end(),
                                              std::pair(route.source, route.target));
     if (route.local == one_device) return {};
-    return CertificateFault(fmt::format("{}: {}", NameOf(route),
+    return CertificateFault(fmt::format("{}: {}", DescribeRoute(route),
                                         route.local
                                             ? "called local, but the ranks are on two devices"
                                             : "sent, but both ranks are on one device"));
@@ -137,7 +132,7 @@ class TableCheck {
     }
     if (bytes == route.bytes) return {};
     return CertificateFault(
-        fmt::format("{}: {} bytes, its ops have {}", NameOf(route), route.bytes, bytes));
+        fmt::format("{}: {} bytes, its ops have {}", DescribeRoute(route), route.bytes, bytes));
   }
 
   /// No rank is asked to do two things in a round.
@@ -164,8 +159,8 @@ class TableCheck {
     return {};
   }
   Status RoundFault(const Route& route) const {
-    return CertificateFault(
-        fmt::format("{}: round {} of {} is taken", NameOf(route), route.round, plan_.round_count));
+    return CertificateFault(fmt::format("{}: round {} of {} is taken", DescribeRoute(route),
+                                        route.round, plan_.round_count));
   }
 
   const JobLayout& source_;
@@ -184,6 +179,11 @@ Result<CheckedTables> CheckTables(const JobLayout& source, const JobLayout& targ
 
 Status CertificateFault(std::string message) {
   return {Code::kInternal, std::move(message), Reason::kPlanMismatch};
+}
+
+std::string DescribeRoute(const Route& route) {
+  return fmt::format("route from {} {} to target {}", route.relayed ? "target" : "source",
+                     route.source, route.target);
 }
 
 std::string DescribeOp(const JobLayout& target, const Plan& plan, const Route& route,

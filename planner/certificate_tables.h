@@ -26,6 +26,8 @@ Result<CheckedTables> CheckTables(const JobLayout& source, const JobLayout& targ
 
 /// A fault of a plan: kInternal/kPlanMismatch.
 Status CertificateFault(std::string message);
+/// "route from source 0 to target 1"
+std::string DescribeRoute(const Route& route);
 /// "tensor 'a': op from source 0 to target 1, box [0:3]"; numbers may be out of range.
 std::string DescribeOp(const JobLayout& target, const Plan& plan, const Route& route,
                        const RouteOp& op);

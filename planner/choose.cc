@@ -1,7 +1,9 @@
 #include "planner/choose.h"
 
 #include <algorithm>
+#include <fmt/format.h>
 #include <numeric>
+#include <string_view>
 #include <tuple>
 
 #include "planner/balance.h"
@@ -21,17 +23,19 @@ struct Need {
 /// Collects needs, finds local ones, and chooses holders for the rest.
 class Chooser {
  public:
-  Chooser(const LayoutMatch& match, const TopologyIndex& places, std::uint32_t source_count)
-      : match_(match), places_(places), source_count_(source_count) {}
+  Chooser(const LayoutMatch& match, const TopologyIndex& places, const RankSelection& lost)
+      : match_(match), places_(places), lost_(lost), holders_(match.rank_sets.size()) {}
 
-  Result<ChosenTransfers> Run() && {
+  Result<ChosenTransfers> Run(PlanFault* fault) && {
+    TB_RETURN_IF_ERROR(CheckLost("source", lost_.sources, match_.source->rank_count));
+    TB_RETURN_IF_ERROR(CheckLost("target", lost_.targets, match_.target->rank_count));
     out_.by_class.resize(match_.classes.size());
-    for (std::uint32_t c = 0; c < match_.classes.size(); ++c) TB_RETURN_IF_ERROR(Collect(c));
+    for (std::uint32_t c = 0; c < match_.classes.size(); ++c) TB_RETURN_IF_ERROR(Collect(c, fault));
     std::stable_sort(needs_.begin(), needs_.end(), [](const Need& a, const Need& b) {
       return std::tuple(a.supply, a.target) < std::tuple(b.supply, b.target);
     });
     out_.cuts_begin = static_cast<std::uint32_t>(match_.boxes.size());
-    const auto shares = Balance(supplies_, source_count_);
+    const auto shares = Balance(supplies_, match_.source->rank_count);
     for (std::size_t first = 0; first < needs_.size();) {
       const std::uint32_t supply = needs_[first].supply;
       std::vector<std::uint64_t> ends = shares[supply];
@@ -44,21 +48,33 @@ class Chooser {
   }
 
  private:
-  Status Collect(std::uint32_t class_index) {
+  static Status CheckLost(std::string_view side, const std::vector<std::uint32_t>& ranks,
+                          std::uint32_t count) {
+    if (ranks.empty() || ranks.back() < count) return {};
+    return {Code::kInvalidArgument,
+            fmt::format("lost {} rank {}, the job has {} ranks", side, ranks.back(), count),
+            Reason::kMalformed};
+  }
+  static bool Among(const std::vector<std::uint32_t>& ranks, std::uint32_t rank) {
+    return std::binary_search(ranks.begin(), ranks.end(), rank);
+  }
+
+  Status Collect(std::uint32_t class_index, PlanFault* fault) {
     const TensorClass& c = match_.classes[class_index];
     const auto count = static_cast<std::uint32_t>(c.tensors.size());
     for (const Cell& cell : match_.cells[class_index]) {
-      const std::vector<std::uint32_t>& holders = match_.rank_sets[cell.holders];
-      const std::uint32_t all = SupplyOf(holders);
       const std::uint64_t box_bytes = match_.boxes[cell.box].volume() * ItemBytes(c.dtype);
       for (const std::uint32_t target : match_.rank_sets[cell.targets]) {
-        std::uint32_t supply = all;
+        if (Among(lost_.targets, target)) continue;
+        const Holders& all = HoldersOf(cell.holders);
+        if (all.ranks.empty()) return AllLost(c, cell, target, fault);
+        std::uint32_t supply = all.supply;
         if (!places_.trivial()) {
-          if (const auto local = places_.LocalHolder(holders, target)) {
+          if (const auto local = places_.LocalHolder(all.ranks, target)) {
             out_.by_class[class_index].push_back({target, *local, cell.box, 0, count, 0, 0, true});
             continue;
           }
-          supply = SupplyOf(places_.Nearest(holders, target));
+          supply = SupplyOf(places_.Nearest(all.ranks, target));
         }
         TB_RETURN_IF_ERROR(AddDemand(box_bytes, count, supply));
         needs_.push_back({supply, target, class_index, cell.box});
@@ -74,6 +90,41 @@ class Chooser {
       out_.by_class[need.class_index].push_back(
           {need.target, holders[part.taker], part.box, part.first, part.last, 0, 0, false});
     }
+  }
+
+  /// The ranks of a set that are not lost, and their supply.
+  struct Holders {
+    bool known = false;
+    std::vector<std::uint32_t> ranks;
+    std::uint32_t supply = 0;
+  };
+  const Holders& HoldersOf(std::uint32_t set) {
+    Holders& holders = holders_[set];
+    if (holders.known) return holders;
+    holders.known = true;
+    for (const std::uint32_t rank : match_.rank_sets[set]) {
+      if (!Among(lost_.sources, rank)) holders.ranks.push_back(rank);
+    }
+    if (!holders.ranks.empty()) holders.supply = SupplyOf(holders.ranks);
+    return holders;
+  }
+
+  Status AllLost(const TensorClass& c, const Cell& cell, std::uint32_t target,
+                 PlanFault* fault) const {
+    const std::string& name = match_.target->tensors[c.tensors.front()].spec.name;
+    const Box& box = match_.boxes[cell.box];
+    if (fault != nullptr) {
+      *fault = {};
+      fault->tensor = name;
+      fault->rank = target;
+      fault->box = box;
+    }
+    return {Code::kFailedPrecondition,
+            fmt::format("tensor '{}': target rank {} needs box {}, which only lost source ranks "
+                        "held: {}",
+                        name, target, box.ToString(),
+                        fmt::join(match_.rank_sets[cell.holders], ", ")),
+            Reason::kNoHolder};
   }
 
   /// Supplies are numbered as they first appear.
@@ -96,7 +147,8 @@ class Chooser {
 
   const LayoutMatch& match_;
   const TopologyIndex& places_;
-  std::uint32_t source_count_;
+  const RankSelection& lost_;
+  std::vector<Holders> holders_;  // by set of ranks
   RankSets supply_numbers_;
   std::vector<Supply> supplies_;
   std::vector<Need> needs_;
@@ -114,8 +166,8 @@ std::uint32_t ChosenTransfers::Cut(const Box& box, int dim, std::uint64_t lo, st
 }
 
 Result<ChosenTransfers> ChooseHolders(const LayoutMatch& match, const TopologyIndex& places,
-                                      std::uint32_t source_count) {
-  return Chooser(match, places, source_count).Run();
+                                      const RankSelection& lost, PlanFault* fault) {
+  return Chooser(match, places, lost).Run(fault);
 }
 
 }  // namespace tensorbus::planner

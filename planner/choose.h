@@ -19,9 +19,11 @@ struct ChosenTransfers {
   std::uint32_t Cut(const Box& box, int dim, std::uint64_t lo, std::uint64_t hi);
 };
 
-/// Chooses holders and cuts where balance wants it. Error: kResourceExhausted as BuildPlan().
+/// Chooses holders, none of them lost, for whatever ranks need that are not lost, and cuts where
+/// balance wants it. Errors: kNoHolder for what only lost ranks held, kInvalidArgument for a lost
+/// rank that is not there, kResourceExhausted as BuildPlan().
 Result<ChosenTransfers> ChooseHolders(const LayoutMatch& match, const TopologyIndex& places,
-                                      std::uint32_t source_count);
+                                      const RankSelection& lost, PlanFault* fault);
 
 /// The same with relays: every byte leaves the sources once. `match` must be one made for relays.
 Result<ChosenTransfers> ChooseRelays(const LayoutMatch& match, const TopologyIndex& places,

@@ -122,13 +122,12 @@ void AddBox(Hasher& hasher, const Box& box) {
 }
 
 /// Hashes what every agent must agree on: names, shapes, and who sends which box to whom.
-Hash128 DigestOf(const JobLayout& source, const JobLayout& target, const ClassPlan& plan,
-                 const PlanOptions& options) {
+Hash128 DigestOf(const LayoutMatch& match, const ClassPlan& plan, const PlanOptions& options) {
   const std::uint32_t plan_format = options.relays ? 2 : 1;
   Hasher hasher;
   hasher.AddU32(plan_format);
-  hasher.AddU32(source.rank_count);
-  hasher.AddU32(target.rank_count);
+  hasher.AddU32(match.source->rank_count);
+  hasher.AddU32(match.target->rank_count);
   hasher.AddU64(plan.classes.size());
   for (std::size_t i = 0; i < plan.classes.size(); ++i) {
     const TensorClass& c = plan.classes[i];
@@ -138,7 +137,7 @@ Hash128 DigestOf(const JobLayout& source, const JobLayout& target, const ClassPl
     hasher.AddU64(c.tensors.size());
     for (const std::uint32_t t : c.tensors) {
       hasher.AddU32(t);
-      hasher.AddString(target.tensors[t].spec.name);
+      hasher.AddString(match.target->tensors[t].spec.name);
     }
     hasher.AddU64(plan.transfers[i].size());
     for (const Transfer& transfer : plan.transfers[i]) {
@@ -154,24 +153,32 @@ Hash128 DigestOf(const JobLayout& source, const JobLayout& target, const ClassPl
   return hasher.Finish();
 }
 
+Result<ChosenTransfers> Choose(const LayoutMatch& match, const TopologyIndex& places,
+                               PlanFault* fault, const PlanOptions& options) {
+  if (!options.relays) return ChooseHolders(match, places, options.lost, fault);
+  if (options.lost.sources.empty() && options.lost.targets.empty())
+    return ChooseRelays(match, places, match.source->rank_count);
+  return Status(Code::kUnimplemented, "relays around lost ranks are not planned yet",
+                Reason::kUnsupported);
+}
+
 }  // namespace
 
-Result<ClassPlan> BuildClassPlan(const JobLayout& source, const JobLayout& target,
-                                 const Topology& topology, PlanFault* fault,
-                                 const PlanOptions& options) {
+Result<ClassPlan> BuildClassPlan(const LayoutMatch& match, const Topology& topology,
+                                 PlanFault* fault, const PlanOptions& options) {
   TB_ASSIGN_OR_RETURN(const TopologyIndex places,
-                      TopologyIndex::Create(topology, source.rank_count, target.rank_count));
-  TB_ASSIGN_OR_RETURN(LayoutMatch match, MatchLayouts(source, target, options, fault));
-  const auto choose = options.relays ? ChooseRelays : ChooseHolders;
-  TB_ASSIGN_OR_RETURN(ChosenTransfers chosen, choose(match, places, source.rank_count));
+                      TopologyIndex::Create(topology, match.source->rank_count,
+                                            match.target->rank_count));
+  TB_ASSIGN_OR_RETURN(ChosenTransfers chosen, Choose(match, places, fault, options));
   ClassPlan plan;
-  plan.classes = std::move(match.classes);
+  plan.options = options;
+  plan.classes = match.classes;
   plan.transfers = std::move(chosen.by_class);
   NumberBoxes(match.boxes, chosen.cuts, &plan);
   SortTransfers(&plan);
   const std::vector<std::uint32_t> hops = MakeRoutes(&plan);
   NumberRounds(hops, &plan);
-  plan.digest = DigestOf(source, target, plan, options);
+  plan.digest = DigestOf(match, plan, options);
   return plan;
 }
 

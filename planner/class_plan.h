@@ -37,22 +37,27 @@ struct Cell {
   std::uint32_t targets = 0;  ///< set of target ranks that need it in one of their boxes
 };
 
-/// Two layouts laid over each other: all that planning needs to know of them, whatever the
-/// topology. Cells name boxes and sets of ranks by their numbers in the tables.
+/// Two layouts laid over each other: all that planning needs to know of them, whatever the topology
+/// and whoever is lost. Cells name boxes and sets of ranks by their numbers in the tables. Borrows
+/// the layouts.
 struct LayoutMatch {
+  const JobLayout* source = nullptr;
+  const JobLayout* target = nullptr;
   std::vector<TensorClass> classes;      ///< by first tensor
   std::vector<std::vector<Cell>> cells;  ///< by class; ordered by target box, then region
   BoxTable boxes;
   RankSets rank_sets;
 };
 
-/// The plan before it is written out per tensor: small whatever the number of tensors.
+/// The plan before it is written out per tensor: small, so that every agent can make it whole,
+/// compare the digest and write out no more than its own part.
 struct ClassPlan {
   std::vector<TensorClass> classes;              ///< by first tensor
   std::vector<std::vector<Transfer>> transfers;  ///< by class; by target, hop, source, box, first
   std::vector<Box> boxes;                        ///< as in Plan
   std::vector<Route> routes;                     ///< as in Plan
   std::uint32_t round_count = 0;
+  PlanOptions options;  ///< as asked for
   Hash128 digest;
 };
 
@@ -66,9 +71,16 @@ Result<std::vector<TensorClass>> Classify(const JobLayout& source, const JobLayo
 Result<LayoutMatch> MatchLayouts(const JobLayout& source, const JobLayout& target,
                                  const PlanOptions& options, PlanFault* fault);
 
-/// Chooses holders and cuts where balance wants it. Errors as BuildPlan().
-Result<ClassPlan> BuildClassPlan(const JobLayout& source, const JobLayout& target,
-                                 const Topology& topology, PlanFault* fault,
-                                 const PlanOptions& options);
+/// Chooses holders and cuts where balance wants it, makes routes and rounds. Errors as BuildPlan(),
+/// but those of matching.
+Result<ClassPlan> BuildClassPlan(const LayoutMatch& match, const Topology& topology,
+                                 PlanFault* fault = nullptr, const PlanOptions& options = {});
+
+/// The plan of all ranks.
+Plan WriteOut(const ClassPlan& plan);
+
+/// The part of it that some ranks take part in: the routes that one of them sends or receives on,
+/// with their rounds and ops as in the plan of all ranks. Same digest.
+Plan PlanForRanks(const ClassPlan& plan, const RankSelection& ranks);
 
 }  // namespace tensorbus::planner

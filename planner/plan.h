@@ -43,10 +43,18 @@ struct PlanFigures {
   std::uint64_t schedule_bytes = 0;  ///< of the heaviest route of each round, all rounds together
 };
 
+/// Some ranks of both sides, each list ascending.
+struct RankSelection {
+  std::vector<std::uint32_t> sources;
+  std::vector<std::uint32_t> targets;
+};
+
 /// What to plan, beyond the layouts.
 struct PlanOptions {
   /// Every byte leaves the sources once and enters each node once; targets pass on what they got.
   bool relays = false;
+  /// Ranks that are gone: whatever the layouts say, they hold nothing and need nothing.
+  RankSelection lost = {};
 };
 
 /// What goes from one rank to one target rank in one round: all of it, unless it is relayed.

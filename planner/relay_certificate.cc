@@ -76,7 +76,8 @@ Status Fault(const JobLayout& target, const CopyOp& op, std::uint32_t round, boo
 
 }  // namespace
 
-Status CheckRelays(const JobLayout& target, const Plan& plan) {
+Status CheckRelays(const JobLayout& target, const Plan& plan,
+                   std::span<const std::uint32_t> ranks) {
   std::vector<std::vector<const Route*>> passed_on(target.rank_count);  // by rank that sends
   std::vector<std::uint64_t> starts(target.rank_count + 1);             // of the routes into a rank
   for (const Route& route : plan.routes) {
@@ -84,7 +85,7 @@ Status CheckRelays(const JobLayout& target, const Plan& plan) {
     if (route.relayed) passed_on[route.source].push_back(&route);
   }
   for (std::uint32_t rank = 0; rank < target.rank_count; ++rank) starts[rank + 1] += starts[rank];
-  for (std::uint32_t rank = 0; rank < target.rank_count; ++rank) {
+  for (const std::uint32_t rank : ranks) {
     if (passed_on[rank].empty()) continue;
     const auto into =
         std::span(plan.routes).subspan(starts[rank], starts[rank + 1] - starts[rank]);

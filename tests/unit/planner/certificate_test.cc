@@ -1,7 +1,6 @@
 #include "planner/certificate.h"
 
 #include <functional>
-#include <set>
 
 #include "planner/tiling.h"
 #include "planner/topology.h"
@@ -39,27 +38,7 @@ class CertificateTest : public ::testing::Test {
   Status AfterOps(const std::function<void(std::vector<CopyOp>&)>& change) const {
     std::vector<CopyOp> ops = AllOps(plan_);
     change(ops);
-    return CheckPlan(source_, target_, topology_, Packed(ops)).status();
-  }
-
-  static Plan Packed(const std::vector<CopyOp>& ops) {
-    Plan plan;
-    std::set<Box> boxes;
-    for (const CopyOp& op : ops) boxes.insert(op.box);
-    plan.boxes.assign(boxes.begin(), boxes.end());
-    for (const CopyOp& op : ops) {
-      const bool same = !plan.routes.empty() && plan.routes.back().source == op.source &&
-                        plan.routes.back().target == op.target;
-      if (!same) {
-        plan.routes.push_back({op.source, op.target, plan.ops.size(), 0, 0, op.local, op.relayed,
-                               plan.round_count++});
-      }
-      ++plan.routes.back().op_count;
-      plan.routes.back().bytes += op.box.volume() * 4;
-      const auto box = std::lower_bound(plan.boxes.begin(), plan.boxes.end(), op.box);
-      plan.ops.push_back({op.tensor, static_cast<std::uint32_t>(box - plan.boxes.begin())});
-    }
-    return plan;
+    return CheckPlan(source_, target_, topology_, PlanOf(ops, target_)).status();
   }
 
   JobLayout source_;

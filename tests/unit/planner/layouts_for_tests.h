@@ -1,6 +1,8 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -103,6 +105,90 @@ inline std::string RelayFault(const JobLayout& target, const Plan& plan) {
     }
   }
   return "";
+}
+
+/// The plan that has these ops, in this order, and whose tables agree with them; each route has a
+/// round of its own.
+inline Plan PlanOf(const std::vector<CopyOp>& ops, const JobLayout& target) {
+  Plan plan;
+  std::set<Box> boxes;
+  for (const CopyOp& op : ops) boxes.insert(op.box);
+  plan.boxes.assign(boxes.begin(), boxes.end());
+  for (const CopyOp& op : ops) {
+    const bool same = !plan.routes.empty() && plan.routes.back().source == op.source &&
+                      plan.routes.back().target == op.target;
+    if (!same) {
+      plan.routes.push_back({op.source, op.target, plan.ops.size(), 0, 0, op.local, op.relayed,
+                             plan.round_count++});
+    }
+    ++plan.routes.back().op_count;
+    const std::uint64_t item_bytes =
+        op.tensor < target.tensors.size() ? ItemBytes(target.tensors[op.tensor].spec.dtype) : 1;
+    plan.routes.back().bytes += op.box.volume() * item_bytes;
+    const auto box = std::lower_bound(plan.boxes.begin(), plan.boxes.end(), op.box);
+    plan.ops.push_back({op.tensor, static_cast<std::uint32_t>(box - plan.boxes.begin())});
+  }
+  return plan;
+}
+
+/// Two jobs as large models have them, in small: layers of a few classes, replicated and sharded,
+/// evenly and not, fused rows in two boxes a rank, experts that only some ranks hold. Six sources,
+/// four targets; `layers` of 10 tensors each.
+struct JobPair {
+  JobLayout source;
+  JobLayout target;
+};
+inline JobPair SmallModel(std::uint32_t layers) {
+  JobPair pair;
+  pair.source.rank_count = 6;
+  pair.target.rank_count = 4;
+  const auto add = [&](const std::string& name, DType dtype, const Shape& shape, Holding source,
+                       Holding target) {
+    const auto holding = [](JobLayout& job, Holding&& one) {
+      const auto at = std::find(job.holdings.begin(), job.holdings.end(), one);
+      const auto number = static_cast<std::uint32_t>(at - job.holdings.begin());
+      if (at == job.holdings.end()) job.holdings.push_back(std::move(one));
+      return number;
+    };
+    pair.source.tensors.push_back({{name, dtype, shape}, holding(pair.source, std::move(source))});
+    pair.target.tensors.push_back({{name, dtype, shape}, holding(pair.target, std::move(target))});
+  };
+  const auto on = [](const Shape& shape, std::vector<std::uint32_t> mesh,
+                     std::vector<Placement> placements) {
+    return Resolve(Mesh(mesh), placements, shape, RanksOf(Mesh(mesh))).value();
+  };
+  const auto whole_at = [](const Shape& shape, std::vector<std::uint32_t> ranks) {
+    Holding holding;
+    for (const std::uint32_t rank : ranks) holding.ranks.push_back({rank, {Box::Whole(shape)}});
+    return holding;
+  };
+  const Placement copy;
+  const Shape square = MakeShape({14, 12});
+  const Shape vector = MakeShape({14});
+  const Shape fused = MakeShape({16, 5});
+  Holding halves;  // rows 4r and 8 + 4r on, as fused gate and up lie
+  for (std::uint32_t r = 0; r < 4; ++r) {
+    const std::uint64_t lo = r % 2 * 4;
+    halves.ranks.push_back(
+        {r, {MakeBox({{lo, lo + 4}, {0, 5}}), MakeBox({{8 + lo, 12 + lo}, {0, 5}})}});
+  }
+  for (std::uint32_t l = 0; l < layers; ++l) {
+    const std::string layer = "layers." + std::to_string(l) + ".";
+    add(layer + "q", DType::kBf16, square, on(square, {6}, {Shard(0)}),
+        on(square, {2, 2}, {copy, Shard(0)}));
+    add(layer + "o", DType::kBf16, square, on(square, {6}, {Shard(0)}),
+        on(square, {2, 2}, {copy, Shard(1)}));
+    add(layer + "up", DType::kF32, square, on(square, {2, 3}, {copy, Shard(0)}),
+        on(square, {4}, {Shard(1)}));
+    add(layer + "norm", DType::kF32, vector, on(vector, {6}, {copy}), on(vector, {4}, {copy}));
+    add(layer + "bias", DType::kF32, vector, on(vector, {6}, {Shard(0)}), on(vector, {4}, {copy}));
+    add(layer + "fused", DType::kF8e4m3, fused, on(fused, {3, 2}, {Shard(0), Shard(1)}), halves);
+    for (std::uint32_t e = 0; e < 4; ++e) {
+      add(layer + "experts." + std::to_string(e), DType::kBf16, square,
+          whole_at(square, {e % 2 * 3, e % 2 * 3 + 1}), whole_at(square, {e}));
+    }
+  }
+  return pair;
 }
 
 /// Element by element: every needed element is written once, from a rank that holds it, and nothing

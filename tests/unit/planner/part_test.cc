@@ -1,0 +1,167 @@
+#include <algorithm>
+#include <functional>
+
+#include "planner/certificate.h"
+#include "planner/class_plan.h"
+#include "planner/topology.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/unit/planner/layouts_for_tests.h"
+
+namespace tensorbus::planner {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::IsStatus;
+
+class PartTest : public ::testing::Test {
+ protected:
+  PartTest() : pair_(SmallModel(3)), topology_(DefaultTopology(6, 4, true)) {
+    match_ = MatchLayouts(pair_.source, pair_.target, {}, nullptr).value();
+    classes_ = BuildClassPlan(match_, topology_).value();
+    plan_ = WriteOut(classes_);
+  }
+
+  JobPair pair_;
+  Topology topology_;
+  LayoutMatch match_;
+  ClassPlan classes_;
+  Plan plan_;
+};
+
+TEST_F(PartTest, HasTheRoutesOfItsRanksAndNoOthers) {
+  for (const RankSelection& ranks : std::vector<RankSelection>{
+           {{}, {}}, {{0}, {}}, {{}, {3}}, {{1, 4}, {0, 2}}, {{0, 1, 2, 3, 4, 5}, {}}}) {
+    const Plan part = PlanForRanks(classes_, ranks);
+    EXPECT_EQ(part.digest, plan_.digest);
+    EXPECT_EQ(part.round_count, plan_.round_count);
+    std::vector<CopyOp> expected;
+    std::vector<Route> routes;
+    for (const Route& route : plan_.routes) {
+      const bool own =
+          std::count(ranks.sources.begin(), ranks.sources.end(), route.source) != 0 ||
+          std::count(ranks.targets.begin(), ranks.targets.end(), route.target) != 0;
+      if (!own) continue;
+      routes.push_back(route);
+      for (const CopyOp& op : OpsOf(plan_, route)) expected.push_back(op);
+    }
+    EXPECT_EQ(AllOps(part), expected);
+    ASSERT_EQ(part.routes.size(), routes.size());
+    for (std::size_t r = 0; r < routes.size(); ++r) {
+      routes[r].first_op = part.routes[r].first_op;  // the only thing that may differ
+      EXPECT_EQ(part.routes[r], routes[r]);
+    }
+    EXPECT_OK(CheckPart(pair_.source, pair_.target, topology_, part, ranks));
+  }
+}
+
+TEST_F(PartTest, CertificatesOfAllTargetsProveAllBytes) {
+  ASSERT_OK_AND_ASSIGN(const Certificate whole,
+                       CheckPlan(pair_.source, pair_.target, topology_, plan_));
+  std::uint64_t bytes = 0;
+  for (std::uint32_t rank = 0; rank < pair_.target.rank_count; ++rank) {
+    const RankSelection own = {{}, {rank}};
+    ASSERT_OK_AND_ASSIGN(
+        const Certificate part,
+        CheckPart(pair_.source, pair_.target, topology_, PlanForRanks(classes_, own), own));
+    bytes += part.bytes;
+  }
+  EXPECT_EQ(bytes, whole.bytes);
+}
+
+TEST_F(PartTest, ASendersCertificateSeesWhatItSends) {
+  const RankSelection own = {{1}, {}};
+  const Plan part = PlanForRanks(classes_, own);
+  const auto after = [&](const std::function<void(std::vector<CopyOp>&)>& change) {
+    std::vector<CopyOp> ops = AllOps(part);
+    change(ops);
+    const Plan changed = PlanOf(ops, pair_.target);
+    return CheckPart(pair_.source, pair_.target, topology_, changed, own).status().message();
+  };
+  EXPECT_EQ(after([](std::vector<CopyOp>&) {}), "");
+  EXPECT_THAT(after([](std::vector<CopyOp>& ops) {
+                ops[0].box[0].lo += 1;
+                ops[0].box[0].hi += 3;
+              }),
+              HasSubstr("not inside one box that the source holds"));
+  EXPECT_THAT(after([](std::vector<CopyOp>& ops) {
+                for (CopyOp& op : ops) {
+                  if (op.target == ops[0].target) op.source = 2;
+                }
+              }),
+              HasSubstr("neither is one of the part's ranks"));
+  // Source 1 holds experts 0 and 2 whole, but target 1 asked for neither.
+  EXPECT_THAT(after([&](std::vector<CopyOp>& ops) {
+                const auto moved = std::find_if(ops.begin(), ops.end(), [&](const CopyOp& op) {
+                  return pair_.target.tensors[op.tensor].spec.name.find("experts") !=
+                         std::string::npos;
+                });
+                ASSERT_NE(moved, ops.end());
+                const CopyOp one = *moved;
+                ops.assign(1, one);
+                ops[0].target = one.target == 0 ? 2 : 0;
+                ops[0].local = false;
+              }),
+              HasSubstr("not inside one box that the target asked for"));
+}
+
+TEST_F(PartTest, PlanningAgainWithoutARankIsPlanningWithoutWhatItHolds) {
+  const auto without = [](JobLayout job, std::uint32_t rank) {
+    for (Holding& holding : job.holdings)
+      std::erase_if(holding.ranks, [&](const RankBoxes& held) { return held.rank == rank; });
+    return job;
+  };
+  // Only what others hold too can be lost: source 4 is made to hold nothing alone.
+  JobPair pair = pair_;
+  for (Holding& holding : pair.source.holdings) {
+    const auto lost = std::find_if(holding.ranks.begin(), holding.ranks.end(),
+                                   [](const RankBoxes& held) { return held.rank == 4; });
+    if (lost == holding.ranks.end()) continue;
+    const auto heir = std::find_if(holding.ranks.begin(), holding.ranks.end(),
+                                   [](const RankBoxes& held) { return held.rank == 5; });
+    if (heir == holding.ranks.end()) {
+      holding.ranks.push_back({5, lost->boxes});
+    } else if (heir->boxes != lost->boxes) {
+      heir->boxes.insert(heir->boxes.end(), lost->boxes.begin(), lost->boxes.end());
+    }
+  }
+  ASSERT_OK(Validate(pair.source));
+  ASSERT_OK_AND_ASSIGN(const LayoutMatch match, MatchLayouts(pair.source, pair.target, {}, nullptr));
+  const std::vector<RankSelection> losses = {{{4}, {}}, {{}, {2}}, {{4}, {0, 3}}};
+  for (const RankSelection& lost : losses) {
+    PlanOptions options;
+    options.lost = lost;
+    ASSERT_OK_AND_ASSIGN(const ClassPlan classes,
+                         BuildClassPlan(match, topology_, nullptr, options));
+    const Plan plan = WriteOut(classes);
+    EXPECT_OK(CheckPlan(pair.source, pair.target, topology_, plan, lost));
+    JobPair left = pair;
+    for (const std::uint32_t rank : lost.sources) left.source = without(left.source, rank);
+    for (const std::uint32_t rank : lost.targets) left.target = without(left.target, rank);
+    ASSERT_OK_AND_ASSIGN(const Plan fresh, BuildPlan(left.source, left.target, topology_));
+    EXPECT_EQ(AllOps(plan), AllOps(fresh));
+    EXPECT_EQ(plan.routes, fresh.routes);
+    EXPECT_EQ(plan.digest, fresh.digest);
+    EXPECT_EQ(ElementFault(left.source, left.target, plan), "");
+    // A plan that still counts on the lost rank is refused.
+    ASSERT_OK_AND_ASSIGN(const Plan old, BuildPlan(pair.source, pair.target, topology_));
+    EXPECT_THAT(CheckPlan(pair.source, pair.target, topology_, old, lost).status().message(),
+                HasSubstr("one of them is lost"));
+  }
+}
+
+TEST_F(PartTest, WhatOnlyALostRankHeldIsNamed) {
+  PlanOptions options;
+  options.lost.sources = {2};
+  PlanFault fault;
+  EXPECT_THAT(BuildClassPlan(match_, topology_, &fault, options),
+              IsStatus(Code::kFailedPrecondition, Reason::kNoHolder));
+  EXPECT_EQ(fault.tensor, "layers.0.q");
+  EXPECT_EQ(fault.rank, 0U);
+  EXPECT_EQ(fault.box, MakeBox({{6, 7}, {0, 12}}));
+  options.lost.sources = {6};
+  EXPECT_THAT(BuildClassPlan(match_, topology_, &fault, options),
+              IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+}
+
+}  // namespace
+}  // namespace tensorbus::planner
