@@ -2,6 +2,7 @@
 
 #include <cctype>
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
@@ -19,6 +20,7 @@ namespace {
 
 constexpr std::size_t kMaxSmallFileBytes = std::size_t{1} << 20;
 constexpr std::size_t kMinTokenBytes = 16;
+constexpr std::size_t kMaxSocketPath = sizeof sockaddr_un::sun_path - 1;
 
 Result<std::string> ReadAll(int fd, const std::string& path) {
   std::string text;
@@ -61,6 +63,27 @@ std::string UnixPathOf(std::string_view target) {
   return std::string(target);
 }
 
+Status CheckTarget(std::string_view target) {
+  if (target.starts_with("unix:")) {
+    const std::string path = UnixPathOf(target);
+    if (!path.empty() && path.size() <= kMaxSocketPath) return {};
+    return {Code::kInvalidArgument,
+            fmt::format("{}: the path of a socket has 1 to {} bytes, not {}", target,
+                        kMaxSocketPath, path.size())};
+  }
+  const std::size_t colon = target.rfind(':');
+  if (colon != std::string_view::npos && colon != 0) {
+    const std::string_view digits = target.substr(colon + 1);
+    std::uint16_t port = 0;
+    const char* end = digits.data() + digits.size();
+    const auto [parsed, error] = std::from_chars(digits.data(), end, port);
+    if (error == std::errc() && parsed == end) return {};
+  }
+  return {Code::kInvalidArgument,
+          fmt::format("'{}' is no address: unix:PATH or HOST:PORT is needed, the port up to 65535",
+                      target)};
+}
+
 Status EnsurePrivateDir(const std::string& dir) {
   if (::mkdir(dir.c_str(), 0700) != 0 && errno != EEXIST) {
     return ErrnoStatus(errno, "creating " + dir);
@@ -87,9 +110,9 @@ Status EnsurePrivateDir(const std::string& dir) {
 Status ProbeSocket(const std::string& path) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof address.sun_path) {
-    return {Code::kInvalidArgument, fmt::format("socket path {} is longer than {} bytes", path,
-                                                sizeof address.sun_path - 1)};
+  if (path.size() > kMaxSocketPath) {
+    return {Code::kInvalidArgument,
+            fmt::format("socket path {} is longer than {} bytes", path, kMaxSocketPath)};
   }
   std::memcpy(address.sun_path, path.data(), path.size());
   const UniqueFd probe(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));

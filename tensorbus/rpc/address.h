@@ -19,6 +19,12 @@ std::string DefaultDaemonTarget();
 /// The path of a "unix:PATH" target; "" for any other target.
 std::string UnixPathOf(std::string_view target);
 
+/// Whether `target` is "unix:PATH" with a path that fits into a socket address, or "HOST:PORT".
+/// gRPC would take 99999 for port 34463.
+///
+/// Errors: kInvalidArgument.
+Status CheckTarget(std::string_view target);
+
 /// Makes `dir` with mode 0700 if it is missing (its parent must exist).
 ///
 /// Errors: kPermissionDenied when it is not ours or others may write to it: whoever may swap the

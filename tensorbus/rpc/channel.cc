@@ -38,6 +38,7 @@ void DaemonChannel::Equip(grpc::ClientContext& context, Nanos timeout) const {
 }
 
 Result<DaemonChannel> OpenChannel(const DaemonAddress& address) {
+  TB_RETURN_IF_ERROR(CheckTarget(address.target));
   DaemonChannel out;
   out.target = address.target;
   if (!address.token_file.empty()) {

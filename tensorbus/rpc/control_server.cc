@@ -80,6 +80,7 @@ Status ControlServer::State::Build(const ServerOptions& options) {
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   std::vector<std::pair<std::string, std::unique_ptr<int>>> ports;
   for (const std::string& address : options.listen) {
+    TB_RETURN_IF_ERROR(CheckTarget(address));
     if (!UnixPathOf(address).empty()) continue;
     TB_ASSIGN_OR_RETURN(const auto credentials, TcpCredentials(options));
     auto port = std::make_unique<int>(0);

@@ -61,6 +61,26 @@ Result<UniqueFd> TakeLock(const std::string& path) {
   }
 }
 
+// A socket without a listener is what a killed daemon leaves behind. Anything else is not ours.
+Status RemoveStale(const std::string& path) {
+  struct stat info = {};
+  if (::lstat(path.c_str(), &info) != 0) {
+    return errno == ENOENT ? Status() : ErrnoStatus(errno, "looking at " + path);
+  }
+  if (!S_ISSOCK(info.st_mode)) {
+    return {Code::kAlreadyExists,
+            fmt::format("{} exists and is not a socket; listen elsewhere", path)};
+  }
+  const Status probed = ProbeSocket(path);
+  if (probed.ok()) {
+    return {Code::kAlreadyExists,
+            fmt::format("another program listens at {}; listen elsewhere", path)};
+  }
+  if (probed.reason() != Reason::kNotRunning) return probed;
+  if (::unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, "removing " + path);
+  return {};
+}
+
 Result<UniqueFd> Bind(const std::string& path, bool for_others) {
   sockaddr_un address = {};
   address.sun_family = AF_UNIX;
@@ -71,7 +91,7 @@ Result<UniqueFd> Bind(const std::string& path, bool for_others) {
   std::memcpy(address.sun_path, path.data(), path.size());
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.valid()) return ErrnoStatus(errno, "socket");
-  if (::unlink(path.c_str()) != 0 && errno != ENOENT) return ErrnoStatus(errno, "removing " + path);
+  TB_RETURN_IF_ERROR(RemoveStale(path));
   if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) {
     return ErrnoStatus(errno, "binding " + path);
   }
