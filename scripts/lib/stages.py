@@ -190,8 +190,9 @@ def accept_plans(context: Context, ctl: Path, relays: bool) -> Outcome:
 
 
 def sanitized(context: Context, preset: str) -> Outcome:
+    """All C++ tests but those of speed and size, which say nothing in a program several times slower."""
     configure_and_build(context, preset, flags=["-DTENSORBUS_BUILD_BENCH=OFF", "-DTENSORBUS_BUILD_PYTHON=OFF"])
-    return ctest(context, preset, ["-LE", "acceptance"])
+    return ctest(context, preset, ["-LE", "acceptance|slow"])
 
 
 def asan(context: Context) -> Outcome:
