@@ -47,8 +47,10 @@ std::string DefaultAgentSocket() {
   // Read once per connection, as getenv goes: nobody should change the environment meanwhile.
   const char* chosen = std::getenv("TENSORBUS_AGENT_SOCKET");  // NOLINT(concurrency-mt-unsafe)
   if (chosen != nullptr && *chosen != '\0') return chosen;
-  const char* runtime = std::getenv("XDG_RUNTIME_DIR");  // NOLINT(concurrency-mt-unsafe)
-  if (runtime != nullptr && *runtime == '/') return std::string(runtime) + "/tensorbus/agent.sock";
+  const char* ours = std::getenv("TENSORBUS_RUNTIME_DIR");  // NOLINT(concurrency-mt-unsafe)
+  if (ours != nullptr && *ours != '\0') return std::string(ours) + "/agent.sock";
+  const char* user = std::getenv("XDG_RUNTIME_DIR");  // NOLINT(concurrency-mt-unsafe)
+  if (user != nullptr && *user != '\0') return std::string(user) + "/tensorbus/agent.sock";
   return fmt::format("/tmp/tensorbus-{}/agent.sock", ::getuid());
 }
 

@@ -11,8 +11,9 @@
 
 namespace tensorbus::worker_shim {
 
-/// Where an agent listens unless somebody says otherwise: $TENSORBUS_AGENT_SOCKET, else the user's
-/// runtime folder.
+/// Where an agent listens unless somebody says otherwise: $TENSORBUS_AGENT_SOCKET, else in the
+/// runtime folder: $TENSORBUS_RUNTIME_DIR, else $XDG_RUNTIME_DIR/tensorbus, else
+/// /tmp/tensorbus-UID.
 std::string DefaultAgentSocket();
 
 /// The agent at the other end, as the kernel knows it.

@@ -32,8 +32,9 @@ TimePoint Now() {
 TimePoint After(Nanos timeout) {
   return Now() + std::clamp(timeout, Nanos::zero(), kTimeoutMax);
 }
+/// At least 1: on the wire 0 is no deadline at all.
 std::uint64_t Milliseconds(Nanos timeout) {
-  const Nanos bounded = std::clamp(timeout, Nanos::zero(), kTimeoutMax);
+  const Nanos bounded = std::clamp<Nanos>(timeout, std::chrono::milliseconds(1), kTimeoutMax);
   return static_cast<std::uint64_t>(std::chrono::ceil<std::chrono::milliseconds>(bounded).count());
 }
 
@@ -98,7 +99,6 @@ Result<Outcome> OutcomeOf(const wire::Frame& frame) {
 }  // namespace
 
 // ---- life
-// -----------------------------------------------------------------------------------------
 
 Client::Client(ConnectOptions options, UniqueFd page_fd, Mapping page)
     : options_(std::move(options)),
@@ -193,7 +193,6 @@ void Client::SetHook(Hook hook) {
 }
 
 // ---- registration
-// -----------------------------------------------------------------------------------
 
 Result<std::uint32_t> Client::Attach(const Segment& segment) {
   TB_RETURN_IF_ERROR(CheckProcess());
@@ -312,7 +311,6 @@ Result<wire::Registered> Client::Reconnect(Nanos timeout) {
 }
 
 // ---- requests
-// -----------------------------------------------------------------------------------------
 
 Result<RequestId> Client::Ask(MessageType type, MessageType answer, std::vector<std::byte> body,
                               std::vector<UniqueFd> fds) {
@@ -381,7 +379,6 @@ Result<RequestId> Client::Claim() {
 }
 
 // ---- waiting
-// ------------------------------------------------------------------------------------------
 
 Result<Outcome> Client::Wait(RequestId request, Nanos timeout) {
   return WaitUntil(request, After(timeout));
@@ -633,7 +630,6 @@ void Client::Lose(Status why) {
 }
 
 // ---- writing
-// ------------------------------------------------------------------------------------------
 
 // The agent may be reading the memory for an unanswered publish right now.
 Status Client::AwaitPublish(TimePoint deadline) {
@@ -686,7 +682,6 @@ Result<Nanos> Client::BeforeWrite(Nanos timeout) {
 }
 
 // ---- service
-// ------------------------------------------------------------------------------------------
 
 Status Client::StartService() {
   TB_RETURN_IF_ERROR(CheckProcess());
@@ -721,7 +716,6 @@ void Client::RunService() {
 }
 
 // ---- state
-// --------------------------------------------------------------------------------------------
 
 Status Client::connection() {
   MutexLock lock(mutex_);

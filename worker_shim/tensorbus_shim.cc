@@ -426,8 +426,9 @@ tb_status tb_update(tb_client* client, const tb_update_options* options, tb_requ
     wire::Update message;
     if (in.selector != 0) message.selector = static_cast<wire::Selector>(in.selector);
     message.version = Version{in.version};
-    message.timeout_ms =
-        static_cast<std::uint64_t>(std::max<std::int64_t>(in.timeout_ns, 0)) / 1'000'000;
+    // At least 1: on the wire 0 is no deadline at all.
+    const auto timeout = std::chrono::ceil<std::chrono::milliseconds>(Nanos(in.timeout_ns));
+    message.timeout_ms = static_cast<std::uint64_t>(std::max<std::int64_t>(1, timeout.count()));
     return Give(client->client->Update(message), out);
   });
 }

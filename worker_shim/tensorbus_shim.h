@@ -73,8 +73,7 @@ typedef struct tb_error {
  */
 TB_API tb_status tb_last_error(tb_error* out);
 
-/* ---- connection -------------------------------------------------------------------------------
- */
+/* ---- connection */
 
 enum { TB_PRODUCER = 1, TB_CONSUMER = 2 };
 
@@ -106,8 +105,7 @@ TB_API tb_status tb_connection(tb_client* client);
 /* The agent's name, cut to `capacity` with its zero. */
 TB_API tb_status tb_agent_name(tb_client* client, char* out, uint32_t capacity);
 
-/* ---- memory ------------------------------------------------------------------------------------
- */
+/* ---- memory */
 
 /* Zeroed shared memory of `bytes`; 2 MiB aligned from 64 MiB on. Lives until tb_arena_destroy(),
  * which must come after everything that points into it. */
@@ -129,8 +127,7 @@ TB_API tb_status tb_attach(tb_client* client, void* address, uint64_t bytes, int
 /* Forgets all segments, before others are attached for another layout. */
 TB_API tb_status tb_detach_all(tb_client* client);
 
-/* ---- registration -------------------------------------------------------------------------------
- */
+/* ---- registration */
 
 #define TB_MAX_DIMS 8
 
@@ -190,8 +187,7 @@ typedef struct tb_registered {
 TB_API tb_status tb_register(tb_client* client, const tb_register_options* options,
                              tb_registered* out);
 
-/* ---- requests
- * ------------------------------------------------------------------------------------ */
+/* ---- requests */
 
 typedef uint64_t tb_request; /* never 0 */
 
@@ -221,8 +217,7 @@ TB_API tb_status tb_poll(tb_client* client);
  * ended. -1 on failure. Owned by the client. */
 TB_API int tb_poll_fd(tb_client* client);
 
-/* ---- producer
- * ------------------------------------------------------------------------------------- */
+/* ---- producer */
 
 enum { TB_SLOW_WAIT = 1, TB_SLOW_SKIP = 2, TB_SLOW_SNAPSHOT = 3 };
 
@@ -246,8 +241,7 @@ TB_API tb_status tb_request_release(tb_client* client, uint64_t version, int64_t
 TB_API tb_status tb_before_write(tb_client* client, int64_t timeout_ns, double* waited_seconds);
 TB_API uint64_t tb_released_version(const tb_client* client);
 
-/* ---- consumer
- * ------------------------------------------------------------------------------------- */
+/* ---- consumer */
 
 enum { TB_LATEST = 1, TB_NEXT = 2, TB_PINNED = 3 };
 

@@ -150,6 +150,16 @@ TEST_F(CppClient, PassesOnPublishAndUpdate) {
   EXPECT_EQ(outcome.digest, (DigestSum{3, 4, 100}));
 }
 
+TEST_F(CppClient, AnUpdateWithoutTimeAsksForTheShortest) {
+  Client client = ConnectClient();
+  for (const Nanos timeout : {Nanos(0), Nanos(1), Nanos(1ms)}) {
+    ASSERT_OK_AND_ASSIGN(const Request update, client.Update({.timeout = timeout}));
+    const auto asked = wire::Decode<wire::Update>(agent_.Next(MessageType::kUpdate).body);
+    ASSERT_OK(asked);
+    EXPECT_EQ(asked->timeout_ms, 1U) << timeout.count();
+  }
+}
+
 TEST_F(CppClient, PassesOnAHooksRefusalWithItsText) {
   Client client = ConnectClient();
   client.SetHook([](const HookEvent& event) -> Status {

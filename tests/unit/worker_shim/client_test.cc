@@ -9,6 +9,7 @@
 
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/worker_shim/fake_agent.h"
+#include "worker_shim/agent_socket.h"
 #include "worker_shim/arena.h"
 
 namespace tensorbus::worker_shim {
@@ -102,6 +103,24 @@ TEST_F(ClientTest, SaysWhoItIs) {
   EXPECT_EQ(agent_.page().magic, wire::ControlPage::kMagic);
   EXPECT_EQ(client->agent_name(), "fake");
   EXPECT_OK(client->connection());
+}
+
+// The agent's own default has the same order (tensorbus/rpc/address.h).
+TEST(AgentSocket, LooksWhereTheAgentListens) {
+  const auto forget = [] {
+    ::unsetenv("TENSORBUS_AGENT_SOCKET");
+    ::unsetenv("TENSORBUS_RUNTIME_DIR");
+    ::unsetenv("XDG_RUNTIME_DIR");
+  };
+  forget();
+  EXPECT_EQ(DefaultAgentSocket(), "/tmp/tensorbus-" + std::to_string(::getuid()) + "/agent.sock");
+  ::setenv("XDG_RUNTIME_DIR", "/run/user/7", 1);
+  EXPECT_EQ(DefaultAgentSocket(), "/run/user/7/tensorbus/agent.sock");
+  ::setenv("TENSORBUS_RUNTIME_DIR", "/run/bus", 1);
+  EXPECT_EQ(DefaultAgentSocket(), "/run/bus/agent.sock");
+  ::setenv("TENSORBUS_AGENT_SOCKET", "/run/a.sock", 1);
+  EXPECT_EQ(DefaultAgentSocket(), "/run/a.sock");
+  forget();
 }
 
 TEST_F(ClientTest, NamesTheRemedyWhenNoAgentRuns) {
@@ -508,6 +527,13 @@ TEST_F(ClientTest, DoesNotWriteWhileTheVersionIsHeld) {
     agent_.Send(MessageType::kReleased, frame.request, wire::Released{Version{7}, Status()});
   });
   ASSERT_OK(client->BeforeWrite(kLong));
+}
+
+TEST_F(ClientTest, NoTimeToWaitIsNotAllTheTime) {
+  auto client = RegisteredClient();
+  ASSERT_OK(client->RequestRelease(Version{7}, Nanos::zero()));
+  const auto frame = agent_.Next(MessageType::kRequestRelease);
+  EXPECT_EQ(wire::Decode<wire::RequestRelease>(frame.body)->timeout_ms, 1U);
 }
 
 TEST_F(ClientTest, ARefusedPublishHoldsNothingButTheOneBeforeDoes) {
