@@ -123,9 +123,12 @@ void ThreadExecutor::Stop() {
     state_->wake.NotifyOne();
   }
   if (state_->thread.joinable()) state_->thread.join();
+  // Destroyed after the lock is gone, as in CancelTimer().
+  std::deque<Task> ready;
+  std::multimap<TimePoint, std::pair<TimerId, Task>> timed;
   MutexLock lock(state_->mutex);
-  state_->ready.clear();
-  state_->timed.clear();
+  ready.swap(state_->ready);
+  timed.swap(state_->timed);
   state_->due.clear();
 }
 

@@ -38,6 +38,14 @@ TEST(ThreadExecutor, TimersRunWhenDueAndEarlierFirst) {
   EXPECT_EQ(order, (std::vector<int>{1, 2}));
 }
 
+TEST(ThreadExecutor, WhatStopDropsMayPostAsItGoes) {
+  ThreadExecutor executor("test");
+  const auto post = [&executor](void*) { executor.Post([] {}); };
+  executor.PostAt(executor.Now() + std::chrono::hours(1),
+                  [owned = std::shared_ptr<void>(nullptr, post)] {});
+  executor.Stop();
+}
+
 TEST(ThreadExecutor, ACancelledTimerNeverRuns) {
   ThreadExecutor executor("test");
   std::promise<void> done;
