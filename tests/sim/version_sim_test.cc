@@ -37,7 +37,6 @@ class VersionSim : public ::testing::Test {
 };
 
 // ---- giving memory back
-// ---------------------------------------------------------------------------
 
 TEST_F(VersionSim, HoldsMemoryUntilEveryReplicaHasTheVersion) {
   Start();
@@ -113,7 +112,6 @@ TEST_F(VersionSim, RefusesToOverwriteWhatIsBeingRead) {
 }
 
 // ---- keeping and rolling back
-// ---------------------------------------------------------------------
 
 TEST_F(VersionSim, KeepsTheLastSnapshotsAndDropsOlderOnes) {
   Start();
@@ -156,7 +154,6 @@ TEST_F(VersionSim, RollsReplicasBackUntilSomethingNewIsPublished) {
 }
 
 // ---- numbers and epochs
-// ---------------------------------------------------------------------------
 
 TEST_F(VersionSim, RefusesVersionsThatGoBack) {
   Start();
@@ -265,7 +262,6 @@ TEST_F(VersionSim, BeginsAboveOldNumbersWhenOnlyEnginesRememberThem) {
 }
 
 // ---- what fits
-// ------------------------------------------------------------------------------------
 
 TEST_F(VersionSim, NamesATensorTheChannelDoesNotHave) {
   Start();
