@@ -34,7 +34,7 @@ struct PlacedBlock {
   }
 };
 
-/// A rank's pieces as blocks, found by tensor name. Immutable after Create().
+/// A rank's pieces as blocks, found by tensor name. Immutable.
 class PieceIndex {
  public:
   /// `registration` must be valid; it is kept.

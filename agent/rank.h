@@ -54,7 +54,7 @@ struct Rank {
   PeerProcess peer;
 
   // Since kHello.
-  Mapping page_mapping;
+  std::shared_ptr<const Mapping> page_mapping;  ///< shared with the rank that registers anew here
   wire::ControlPage* page = nullptr;
   std::optional<SegmentCollector> segments;
   Status attach_failure;  ///< first failed kAttachSegment that nobody was told of

@@ -148,7 +148,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void PartVerified(std::size_t part);
   void SourceClosed(std::size_t part);
 
-  // Flip and end (session_flip.cc).
+  // Flip and end (session.cc).
   void CommitPart(std::size_t part);
   void PartLive(std::size_t part, TimePoint begin);
   void Fail(Status why);
@@ -173,7 +173,6 @@ class Session : public std::enable_shared_from_this<Session> {
   const SessionSpec spec_;
   SessionHost& host_;
   Phase phase_ = Phase::kPreparing;
-  TimePoint begin_;
   TimePoint deadline_;
   std::uint64_t phase_begin_ns_ = 0;
   Executor::TimerId deadline_timer_ = 0;

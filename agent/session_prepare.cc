@@ -10,8 +10,7 @@
 namespace tensorbus::agent {
 
 void Session::Prepare() {
-  begin_ = host_.executor().Now();
-  deadline_ = begin_ + spec_.timeout;
+  deadline_ = host_.executor().Now() + spec_.timeout;
   phase_begin_ns_ = RealtimeNs();
   deadline_timer_ = host_.executor().PostAt(deadline_, [weak = weak_from_this()] {
     if (const auto self = weak.lock()) {

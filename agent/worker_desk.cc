@@ -162,7 +162,7 @@ Status WorkerDesk::AcceptHello(Worker& worker, const wire::Hello& hello, const w
   rank->identity = hello.identity;
   rank->connection = worker.connection;
   rank->peer = worker.peer;
-  rank->page_mapping = *std::move(page);
+  rank->page_mapping = std::make_shared<const Mapping>(*std::move(page));
   rank->page = control;
   worker.rank = std::move(rank);
   by_key_.emplace(key, worker.connection);
@@ -212,15 +212,16 @@ void WorkerDesk::OnRegister(Worker& worker, wire::Frame frame) {
     answer.status = refused;
     return Send(worker, wire::MessageType::kRegistered, frame.request, answer);
   }
-  if (rank.registered) {
-    // A new layout: for everybody else this rank leaves and another one comes.
+  if (rank.pieces != nullptr) {
+    // Another layout or other places: for everybody else this rank leaves and another one comes,
+    // also while no daemon knows it. Routes bound to its old memory must not outlive that.
     const std::uint64_t request = frame.request;
     Leave(worker, true, "registers a new layout");
     auto fresh = std::make_shared<Rank>();
     fresh->identity = rank.identity;
     fresh->connection = rank.connection;
     fresh->peer = rank.peer;
-    fresh->page_mapping = std::move(rank.page_mapping);
+    fresh->page_mapping = rank.page_mapping;
     fresh->page = rank.page;
     fresh->segments = std::move(rank.segments);
     worker.rank = std::move(fresh);
@@ -294,7 +295,7 @@ void WorkerDesk::CloseBuckets(const Status& why) {
 
 void WorkerDesk::RegistrationChecked(ConnectionId connection, Result<CheckedRegistration> checked) {
   Worker* const worker = Find(connection);
-  if (worker == nullptr) return;
+  if (worker == nullptr || worker->closing) return;  // it has left: nobody would take it back
   Rank& rank = *worker->rank;
   if (!checked.ok()) {
     return AnswerRegistered(*worker, checked.status().Annotate(rank.Name()), {});
@@ -422,6 +423,7 @@ void WorkerDesk::Leave(Worker& worker, bool on_purpose, const std::string& why) 
   worker.claim.reset();
   const bool known = rank->registered || worker.daemon_register_request != 0;
   rank->registered = false;
+  worker.daemon_register_request = 0;  // its answer would be about who left
   const Status gone(Code::kUnavailable, fmt::format("{} left: {}", rank->Name(), why),
                     Reason::kPeerLost);
   Log(on_purpose ? LogLevel::kInfo : LogLevel::kWarn, "rank_left",
@@ -442,7 +444,7 @@ void WorkerDesk::Leave(Worker& worker, bool on_purpose, const std::string& why) 
 
 void WorkerDesk::OnDaemonReady() {
   for (const auto& [id, worker] : workers_) {
-    if (worker->rank == nullptr || worker->rank->pieces == nullptr) continue;
+    if (worker->closing || worker->rank == nullptr || worker->rank->pieces == nullptr) continue;
     RegisterAtDaemon(*worker);
   }
 }

@@ -270,6 +270,27 @@ TEST_F(AgentFixture, ADaemonLostMidSessionAbortsItAndTheUpdateGoesOnAfterwards) 
   EXPECT_EQ(targets[0]->CountWrong(1), 0U);
 }
 
+// The same boxes at other addresses: what was bound to the old ones must not be used again, and no
+// daemon was there to hear that one rank left and another came.
+TEST_F(AgentFixture, MemoryRegisteredAnewWithoutADaemonIsWrittenWhereItIsNow) {
+  StartPair(FlipMode::kInPlace);
+  PublishAll(1);
+  for (const auto& updated : UpdateAll()) ASSERT_OK(updated.status);
+  daemon.Crash(/*accept_again=*/false);
+  ASSERT_OK(targets[0]->Ask(MessageType::kClaim, {}));  // answered once the daemon is missed
+  Registration& moved = targets[0]->registration;
+  moved.pieces[0].offset = moved.segment_bytes[0];
+  EXPECT_THAT(targets[0]->Register().status(), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  moved.pieces[0].offset = 64;
+  moved.segment_bytes[0] += 64;
+  daemon.Accept(true);
+  ASSERT_OK(targets[0]->Register());
+  PublishAll(2);
+  for (const auto& updated : UpdateAll()) ASSERT_OK(updated.status);
+  EXPECT_EQ(targets[0]->CountWrong(2), 0U);
+  EXPECT_EQ(targets[1]->CountWrong(2), 0U);
+}
+
 TEST_F(AgentFixture, WithoutADaemonRequestsFailInTimeNamingIt) {
   StartPair(FlipMode::kInPlace);
   daemon.Crash(/*accept_again=*/false);
