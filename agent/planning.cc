@@ -46,12 +46,23 @@ Result<std::shared_ptr<const PreparedPlan>> MakePlan(std::shared_ptr<const JobLa
                                                      const planner::Topology& topology) {
   const TimePoint begin = Clock::Real().Now();
   auto prepared = std::make_shared<PreparedPlan>();
-  TB_ASSIGN_OR_RETURN(prepared->plan, planner::BuildPlan(*source, *target, topology));
-  TB_RETURN_IF_ERROR(planner::CheckPlan(*source, *target, topology, prepared->plan).status());
+  TB_ASSIGN_OR_RETURN(const planner::LayoutMatch match,
+                      planner::MatchLayouts(*source, *target, {}, nullptr));
+  TB_ASSIGN_OR_RETURN(prepared->classes, planner::BuildClassPlan(match, topology));
+  prepared->topology = topology;
   prepared->source = std::move(source);
   prepared->target = std::move(target);
   prepared->plan_seconds = Seconds(Clock::Real().Now() - begin);
   return std::shared_ptr<const PreparedPlan>(std::move(prepared));
+}
+
+Result<planner::Plan> OwnPart(const PreparedPlan& plan, planner::RankSelection ranks) {
+  std::sort(ranks.sources.begin(), ranks.sources.end());
+  std::sort(ranks.targets.begin(), ranks.targets.end());
+  planner::Plan part = planner::PlanForRanks(plan.classes, ranks);
+  TB_RETURN_IF_ERROR(
+      planner::CheckPart(*plan.source, *plan.target, plan.topology, part, ranks).status());
+  return part;
 }
 
 Result<std::shared_ptr<const JobLayout>> ParseLayout(std::span<const std::byte> bytes,

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "planner/plan.h"
+#include "planner/class_plan.h"
 #include "tensorbus/base/hash.h"
 #include "tensorbus/base/status.h"
 #include "tensorbus/types/layout.h"
@@ -37,18 +37,23 @@ struct PlanKey {
   friend auto operator<=>(const PlanKey&, const PlanKey&) = default;
 };
 
-/// A plan with the layouts it was made from, certified. Immutable, shared by sessions.
+/// The class-level plan of all ranks with what it was made from. Immutable, shared by sessions;
+/// what single ranks do is written out when they are bound.
 struct PreparedPlan {
   std::shared_ptr<const JobLayout> source;
   std::shared_ptr<const JobLayout> target;
-  planner::Plan plan;
+  planner::Topology topology;
+  planner::ClassPlan classes;
   double plan_seconds = 0;
 };
 
-/// Plans and checks the certificate of the whole plan. Pure; for a worker thread.
+/// Plans. Pure; for a worker thread.
 Result<std::shared_ptr<const PreparedPlan>> MakePlan(std::shared_ptr<const JobLayout> source,
                                                      std::shared_ptr<const JobLayout> target,
                                                      const planner::Topology& topology);
+
+/// The ops of some ranks, certified. Pure; for a worker thread.
+Result<planner::Plan> OwnPart(const PreparedPlan& plan, planner::RankSelection ranks);
 
 /// Parses a fetched layout and makes sure that it is the one asked for.
 Result<std::shared_ptr<const JobLayout>> ParseLayout(std::span<const std::byte> bytes,

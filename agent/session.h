@@ -141,6 +141,8 @@ class Session : public std::enable_shared_from_this<Session> {
   Status CheckRoute(const TargetPart& part, const BoundRoute& route,
                     const transport::PullResult& result) const;
   Status NameFault(const TargetPart& part, const BoundRoute& route, const Status& failure) const;
+  /// The copy op that a block of a route is.
+  CopyOp OpOf(const BoundRoute& route, std::size_t block) const;
   Status BlockFault(const TargetPart& part, const BoundRoute& route, std::size_t block) const;
   const std::vector<DigestSum>* ReceiptOf(const BoundRoute& target_route) const;
   void PartPulled(std::size_t part);

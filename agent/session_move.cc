@@ -165,7 +165,7 @@ Status Session::CheckRoute(const TargetPart& part, const BoundRoute& route,
       const auto writer = std::find_if(sources_.begin(), sources_.end(), [&](const SourcePart& s) {
         return s.rank->identity.rank == route.source_rank;
       });
-      const CopyOp op = planner::RouteOps(plan_->plan, route.source_rank, route.target_rank)[i];
+      const CopyOp op = OpOf(route, i);
       return WrittenDuringPublish(*writer->rank, spec_.version,
                                   plan_->target->tensors[op.tensor].spec.name + op.box.ToString());
     }
@@ -187,9 +187,15 @@ const std::vector<DigestSum>* Session::ReceiptOf(const BoundRoute& target_route)
   return nullptr;
 }
 
+// Written out once more: ops are only asked for to name a fault.
+CopyOp Session::OpOf(const BoundRoute& route, std::size_t block) const {
+  const planner::Plan part = planner::PlanForRanks(plan_->classes, {{}, {route.target_rank}});
+  return planner::RouteOps(part, route.source_rank, route.target_rank)[block];
+}
+
 Status Session::BlockFault(const TargetPart& part, const BoundRoute& route,
                            std::size_t block) const {
-  const CopyOp op = planner::RouteOps(plan_->plan, route.source_rank, route.target_rank)[block];
+  const CopyOp op = OpOf(route, block);
   return {Code::kDataLoss,
           fmt::format("{}{} from {}/{} rank {} to {}: what arrived is not what was sent",
                       plan_->target->tensors[op.tensor].spec.name, op.box.ToString(), spec_.channel,

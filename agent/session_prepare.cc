@@ -179,9 +179,15 @@ void Session::BindAll() {
                        &executor = host_.executor()] {
     auto routes = std::make_shared<std::vector<std::shared_ptr<const BoundRoutes>>>();
     auto failure = std::make_shared<Status>();
+    planner::RankSelection ranks;
+    for (const Want& want : *wants)
+      (want.side == RouteSide::kSource ? ranks.sources : ranks.targets).push_back(want.number);
+    const Result<planner::Plan> own = OwnPart(*plan, std::move(ranks));
+    if (!own.ok()) *failure = own.status();
     for (const Want& want : *wants) {
+      if (!failure->ok()) break;
       Result<BoundRoutes> bound =
-          BindRoutes(*want.pieces, plan->plan, *plan->target, want.number, want.side);
+          BindRoutes(*want.pieces, *own, *plan->target, want.number, want.side);
       if (!bound.ok()) {
         *failure = bound.status();
         break;
@@ -203,8 +209,8 @@ void Session::BindAll() {
   });
 }
 
-// The whole plan was certified when it was made; what every session checks again is that the bytes
-// bound to this agent's own memory are exactly those the target layout asks for.
+// This agent's part was certified when its ranks were bound; what every session checks again is
+// that the bytes bound to their memory are exactly those the target layout asks for.
 Status Session::CheckOwnPart() const {
   for (const TargetPart& part : targets_) {
     std::uint64_t bound = 0;
@@ -277,11 +283,11 @@ void Session::Ready() {
   proto::AgentMessage message;
   proto::SessionReady& ready = *message.mutable_session_ready();
   ready.set_session(spec_.id.value);
-  *ready.mutable_plan_digest() = rpc::ToProto(plan_->plan.digest);
+  *ready.mutable_plan_digest() = rpc::ToProto(plan_->classes.digest);
   ready.set_plan_seconds(plan_->plan_seconds);
   host_.Send(std::move(message));
   // With another digest than the session's, the daemon sees it in SessionReady and decides.
-  const bool agreed = spec_.go && spec_.plan_digest == plan_->plan.digest;
+  const bool agreed = spec_.go && spec_.plan_digest == plan_->classes.digest;
   if (agreed || going_) Go();
 }
 
