@@ -28,6 +28,8 @@ void RegisterPlan(CLI::App& app, int* exit_code) {
   command->add_option("--explain", options->explain, "Say where a tensor's parts come from");
   command->add_option("--relays", options->relays,
                       "off, on, or auto: on where it unburdens the busiest device or port");
+  command->add_option("--costs", options->costs,
+                      "JSON file of transports' costs: say how each would move the routes");
   command->add_flag("--json", options->json, "Print one JSON object on standard output");
   const auto later = [command](const char* flag) {
     command->add_option_function<std::string>(

@@ -1,6 +1,7 @@
 #include "tensorbus/cli/plan_report.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <fmt/format.h>
 #include <fstream>
@@ -120,6 +121,29 @@ OrderedJson ExplainToJson(const PlanReport& report, std::uint32_t tensor) {
     }
   }
   json["ops"] = std::move(ops);
+  return json;
+}
+
+OrderedJson WindowsToJson(const PlanReport& report,
+                          const std::vector<planner::TransportCost>& costs) {
+  const std::vector<planner::RouteShape> shapes =
+      planner::ShapesOf(report.source, report.target, report.plan);
+  OrderedJson json = OrderedJson::object();
+  for (const planner::TransportCost& cost : costs) {
+    std::array<std::uint64_t, planner::kWindowKindCount> routes = {};
+    std::array<std::uint64_t, planner::kWindowKindCount> bytes = {};
+    for (std::size_t r = 0; r < shapes.size(); ++r) {
+      if (report.plan.routes[r].local) continue;
+      const auto kind = static_cast<std::size_t>(planner::ChooseWindow(cost, shapes[r]));
+      ++routes[kind];
+      bytes[kind] += shapes[r].bytes;
+    }
+    for (int kind = 0; kind < planner::kWindowKindCount; ++kind) {
+      const auto k = static_cast<std::size_t>(kind);
+      json[cost.name][planner::WindowKindName(static_cast<planner::WindowKind>(kind))] = {
+          {"routes", routes[k]}, {"bytes", bytes[k]}};
+    }
+  }
   return json;
 }
 

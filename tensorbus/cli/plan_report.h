@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "planner/certificate.h"
+#include "planner/cost.h"
 #include "planner/plan.h"
 
 namespace tensorbus::cli {
@@ -36,6 +37,10 @@ OrderedJson ToJson(const PlanReport& report);
 OrderedJson ErrorToJson(const Status& status, const planner::PlanFault& fault);
 /// Where each part of one tensor comes from.
 OrderedJson ExplainToJson(const PlanReport& report, std::uint32_t tensor);
+
+/// By transport and kind of window: how many routes, of how many bytes, are best moved so.
+OrderedJson WindowsToJson(const PlanReport& report,
+                          const std::vector<planner::TransportCost>& costs);
 
 /// A table of one line a report.
 void PrintTable(const std::vector<OrderedJson>& reports, std::ostream& out);

@@ -10,6 +10,7 @@
 #include "planner/templates.h"
 #include "planner/topology.h"
 #include "tensorbus/cli/commands.h"
+#include "tensorbus/cli/cost_file.h"
 #include "tensorbus/cli/plan_report.h"
 #include "tensorbus/cli/topology_file.h"
 #include "tensorbus/formats/layout_book_file.h"
@@ -100,6 +101,9 @@ class Planner {
     if (!options_.topology.empty()) {
       TB_ASSIGN_OR_RETURN(topology_, ReadTopology(options_.topology));
     }
+    if (!options_.costs.empty()) {
+      TB_ASSIGN_OR_RETURN(costs_, ReadCosts(options_.costs));
+    }
     if (options_.scenario.empty()) return RunFiles();
     TB_ASSIGN_OR_RETURN(const LayoutBook book, formats::ReadLayoutBook(options_.layouts));
     TB_ASSIGN_OR_RETURN(const auto chosen, ChooseScenarios(book, options_.scenario));
@@ -159,6 +163,7 @@ class Planner {
     if (options_.relays == "auto") TB_RETURN_IF_ERROR(WeighRelays(report));
     if (!options_.ops.empty()) TB_RETURN_IF_ERROR(WriteOps(*report, options_.ops));
     OrderedJson json = ToJson(*report);
+    if (!costs_.empty()) json["windows"] = WindowsToJson(*report, costs_);
     if (!options_.explain.empty()) TB_RETURN_IF_ERROR(Explain(*report, &json));
     reports_.push_back(std::move(json));
     return {};
@@ -208,6 +213,7 @@ class Planner {
   const PlanOptions& options_;
   std::ostream& err_;
   std::optional<planner::Topology> topology_;
+  std::vector<planner::TransportCost> costs_;
   std::string manifest_name_;
   Manifest manifest_;
   planner::PlanFault fault_;

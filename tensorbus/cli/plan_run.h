@@ -14,6 +14,7 @@ struct PlanOptions {
   std::string topology;  ///< JSON file
   std::string ops;       ///< file to write, one op a line
   std::string explain;   ///< tensor to say more about
+  std::string costs;     ///< JSON file of transports' costs
   std::string relays = "off";
   bool json = false;
 };

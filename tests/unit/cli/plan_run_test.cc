@@ -181,6 +181,36 @@ TEST_F(PlanRunTest, BadInputAndUsageExitWithTwo) {
   EXPECT_EQ(Run(), 2);
 }
 
+TEST_F(PlanRunTest, SaysHowTransportsWouldMoveTheRoutes) {
+  options_.costs = TENSORBUS_MANIFESTS "/../constants/transports.json";
+  ASSERT_EQ(Run(), 0);
+  ASSERT_TRUE(json_["windows"].contains("tcp"));
+  ASSERT_TRUE(json_["windows"].contains("nccl"));
+  for (const Json& transport : json_["windows"]) {
+    int routes = 0;
+    int bytes = 0;
+    for (const Json& kind : transport) {
+      routes += kind["routes"].get<int>();
+      bytes += kind["bytes"].get<int>();
+    }
+    EXPECT_EQ(routes, 2);
+    EXPECT_EQ(bytes, 20);
+  }
+  const auto refuses = [&](const std::string& text, const char* what) {
+    options_.costs = Write("costs.json", text);
+    EXPECT_EQ(Run(), 2);
+    EXPECT_THAT(err_, HasSubstr(what));
+  };
+  const std::string rest =
+      R"json("pack_bytes_per_us": 1, "window_bytes": 1, "window_ns": 0, "run_ns": 0,
+             "descriptor_ns": 0, "row_ns": 0, "strided": false})json";
+  const std::string good = R"json({"name": "a", "bytes_per_us": 1, )json" + rest;
+  refuses(R"json({"transports": [{"name": "a", "bytes_per_us": 0, )json" + rest + "]}",
+          "transport 0: field 'bytes_per_us': must not be 0");
+  refuses(R"json({"transports": [)json" + good + ", " + good + "]}", "'a' is there already");
+  refuses(R"json({"transports": [{"name": "a"}]})json", "bytes_per_us");
+}
+
 /// The layouts file that is shipped.
 class ScenarioTest : public PlanRunTest {
  protected:
