@@ -60,6 +60,9 @@ Status NoHolder(const Holding& source, const Region& needed, std::span<const Reg
           Reason::kNoHolder};
 }
 
+/// Pairs of boxes that are intersected at most: some seconds.
+constexpr std::uint64_t kMaxCompared = std::uint64_t{1} << 30;
+
 /// Distinct boxes of a holding, or its regions, with their ranks as numbers of sets.
 struct NumberedRegions {
   std::vector<Region> regions;
@@ -120,10 +123,13 @@ class Matcher {
       const Region& need = needed->regions[n];
       std::uint64_t volume = 0;
       const auto [first, last] = index.Candidates(need.box);
+      compared_ += last - first;
+      if (parts_ > kMaxPlanParts || compared_ > kMaxCompared) return TooManyParts();
       for (std::size_t r = first; r < last; ++r) {
         const auto common = Intersect(held->regions[r].box, need.box);
         if (!common) continue;
         volume += common->volume();
+        parts_ += need.ranks.size();
         cells->push_back({match_.boxes.Add(*common), held->sets[r], needed->sets[n]});
       }
       if (volume != need.box.volume())
@@ -132,9 +138,17 @@ class Matcher {
     return {};
   }
 
+  static Status TooManyParts() {
+    return {Code::kResourceExhausted,
+            fmt::format("these layouts cut the tensors into more than {} parts", kMaxPlanParts),
+            Reason::kUnsupported};
+  }
+
   const JobLayout& source_;
   const JobLayout& target_;
   const PlanOptions& options_;
+  std::uint64_t parts_ = 0;     // boxes that some target needs of some region
+  std::uint64_t compared_ = 0;  // pairs of boxes
   std::vector<std::optional<NumberedRegions>> held_;    // by source holding
   std::vector<std::optional<NumberedRegions>> needed_;  // by target holding
   LayoutMatch match_;

@@ -73,15 +73,6 @@ std::optional<std::uint64_t> NumberAfter(std::string_view name, std::string_view
   return std::nullopt;
 }
 
-/// The decoder layer of a language model's tensor; other stacks (vision) count as outside.
-std::optional<std::uint64_t> LayerOf(std::string_view name) {
-  constexpr std::string_view kPrefix = "language_model.";
-  constexpr std::string_view kLayers = "model.layers.";
-  if (name.substr(0, kPrefix.size()) == kPrefix) name.remove_prefix(kPrefix.size());
-  if (name.substr(0, kLayers.size()) != kLayers) return std::nullopt;
-  return NumberAfter(name, kLayers);
-}
-
 }  // namespace
 
 Result<NamePattern> NamePattern::Create(const std::string& expression) {
@@ -130,6 +121,14 @@ std::string PlainName(std::string_view name) {
     }
   }
   return plain;
+}
+
+std::optional<std::uint64_t> LayerOf(std::string_view name) {
+  constexpr std::string_view kPrefix = "language_model.";
+  constexpr std::string_view kLayers = "model.layers.";
+  if (name.substr(0, kPrefix.size()) == kPrefix) name.remove_prefix(kPrefix.size());
+  if (name.substr(0, kLayers.size()) != kLayers) return std::nullopt;
+  return NumberAfter(name, kLayers);
 }
 
 std::optional<std::uint64_t> ExpertOf(std::string_view name) {

@@ -33,6 +33,9 @@ class NamePattern {
 /// The name with every layer, block and expert number replaced by 0.
 std::string PlainName(std::string_view name);
 
+/// The decoder layer of a language model's tensor; other stacks (vision) count as outside.
+std::optional<std::uint64_t> LayerOf(std::string_view name);
+
 /// The expert a routed expert's tensor belongs to.
 std::optional<std::uint64_t> ExpertOf(std::string_view name);
 

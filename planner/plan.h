@@ -13,6 +13,11 @@
 
 namespace tensorbus::planner {
 
+/// Bounds on a plan; layouts that ask for more are refused before anything is allocated for it.
+/// Parts are boxes that one target needs of one region, counted once for a class of tensors.
+inline constexpr std::uint64_t kMaxPlanParts = std::uint64_t{1} << 23;
+inline constexpr std::uint64_t kMaxPlanOps = std::uint64_t{1} << 28;
+
 /// What the planner knows of the machines. Ranks that are in no node are each a node of their own.
 struct Topology {
   struct Node {
@@ -154,7 +159,8 @@ struct PlanFault {
 /// Errors: kFailedPrecondition with kUnknownTensor, kLayoutMismatch (shape), kDtypeMismatch or
 /// kNoHolder, naming tensor, target rank and box; then `fault`, if given, holds the details.
 /// kInvalidArgument for a topology that names ranks that are not there; kResourceExhausted for
-/// layouts whose boxes overlap in too many ways or that would move more than 2^62 bytes.
+/// layouts whose boxes overlap in too many ways, that would move more than 2^62 bytes, or whose plan
+/// would exceed kMaxPlanParts or kMaxPlanOps.
 Result<Plan> BuildPlan(const JobLayout& source, const JobLayout& target, const Topology& topology,
                        PlanFault* fault = nullptr, const PlanOptions& options = {});
 

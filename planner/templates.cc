@@ -227,6 +227,12 @@ class Resolver {
     Holding holding;
     for (std::uint32_t rank = 0; rank < rule.grid->ranks; ++rank) {
       TB_ASSIGN_OR_RETURN(std::vector<Box> boxes, BoxesAt(rule, rank, s, expert_at, spec.shape));
+      box_count_ += boxes.size();
+      if (box_count_ > kMaxBoxesPerLayout) {
+        return Status(Code::kResourceExhausted,
+                      fmt::format("more than {} boxes in all", kMaxBoxesPerLayout),
+                      Reason::kUnsupported);
+      }
       if (!boxes.empty()) holding.ranks.push_back({rank, std::move(boxes)});
     }
     return known_[key] = pool_.Intern(std::move(holding));
@@ -286,6 +292,7 @@ class Resolver {
   std::unordered_map<std::string, std::pair<std::string_view, std::uint32_t>> by_name_;
   std::unordered_map<std::string, std::uint32_t> known_;
   HoldingPool pool_;
+  std::uint64_t box_count_ = 0;
 };
 
 }  // namespace

@@ -9,10 +9,17 @@
 namespace tensorbus::formats {
 namespace {
 
-/// Deepest nesting of brackets outside strings; no need for the text to be valid.
-int DepthOf(std::string_view text) {
+/// What parsing a text would cost; no need for the text to be valid.
+struct Extent {
+  int depth = 0;             ///< deepest nesting of brackets outside strings
+  std::uint64_t memory = 0;  ///< of the values, roughly
+};
+
+Extent Measure(std::string_view text) {
+  constexpr std::uint64_t kValue = 2 * sizeof(Json);  // vectors keep room to grow
+  constexpr std::uint64_t kPair = 96;                 // a tree node with its key
+  Extent extent;
   int depth = 0;
-  int deepest = 0;
   bool in_string = false;
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
@@ -22,22 +29,35 @@ int DepthOf(std::string_view text) {
       } else if (c == '"') {
         in_string = false;
       }
-    } else if (c == '"') {
+      continue;
+    }
+    if (c == '"') {
       in_string = true;
+      extent.memory += sizeof(std::string);
     } else if (c == '[' || c == '{') {
-      deepest = std::max(deepest, ++depth);
+      extent.depth = std::max(extent.depth, ++depth);
+      extent.memory += sizeof(Json::array_t) + kValue;
     } else if (c == ']' || c == '}') {
       --depth;
+    } else if (c == ':') {
+      extent.memory += kPair;
+    } else if (c == ',') {
+      extent.memory += kValue;
     }
   }
-  return deepest;
+  return extent;
 }
 
 }  // namespace
 
 Result<Json> ParseJson(std::string_view text) {
-  if (DepthOf(text) > kMaxJsonDepth)
+  const Extent extent = Measure(text);
+  if (extent.depth > kMaxJsonDepth)
     return Malformed(fmt::format("JSON nested deeper than {}", kMaxJsonDepth));
+  if (extent.memory > kMaxJsonMemory) {
+    return Malformed(fmt::format("JSON that would take about {} MiB of memory; at most {} are read",
+                                 extent.memory >> 20, kMaxJsonMemory >> 20));
+  }
   try {
     return Json::parse(text);
   } catch (const Json::exception& error) {

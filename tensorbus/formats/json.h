@@ -15,7 +15,11 @@ using Json = nlohmann::json;
 /// Deepest nesting accepted; our formats need a handful.
 inline constexpr int kMaxJsonDepth = 64;
 
-/// Parses text from outside. Error: kInvalidArgument (kMalformed) with the place of the fault.
+/// Most memory that the values of one text may take, estimated before any is made.
+inline constexpr std::uint64_t kMaxJsonMemory = std::uint64_t{2} << 30;
+
+/// Parses text from outside. Error: kInvalidArgument (kMalformed) with the place of the fault, or
+/// saying that it is nested too deep or holds too much.
 Result<Json> ParseJson(std::string_view text);
 
 /// Typed access to JSON from outside. Each names the field in its error and leaves where it stands

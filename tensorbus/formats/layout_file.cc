@@ -121,6 +121,7 @@ class Reader {
     if (entry.contains("boxes")) {
       if (has_mesh) return Malformed("fields 'boxes' and 'mesh' exclude each other");
       TB_ASSIGN_OR_RETURN(Holding holding, ParseBoxes(entry["boxes"], shape, layout_.rank_count));
+      TB_RETURN_IF_ERROR(Count(holding));
       return pool_.Intern(std::move(holding));
     }
     if (!has_mesh) return Malformed("needs 'mesh' and 'placements', or 'boxes'");
@@ -131,10 +132,20 @@ class Reader {
         shape.ToString();
     if (const auto known = known_.find(key); known != known_.end()) return known->second;
     TB_ASSIGN_OR_RETURN(Holding holding, ParseMeshHolding(entry, shape, layout_.rank_count));
+    TB_RETURN_IF_ERROR(Count(holding));
     return known_[key] = pool_.Intern(std::move(holding));
   }
 
+  /// Tensors of one class are counted once, explicit boxes each time.
+  Status Count(const Holding& holding) {
+    for (const RankBoxes& held : holding.ranks) box_count_ += held.boxes.size();
+    if (box_count_ <= kMaxBoxesPerLayout) return {};
+    return {Code::kResourceExhausted,
+            fmt::format("more than {} boxes in all", kMaxBoxesPerLayout), Reason::kUnsupported};
+  }
+
   JobLayout layout_;
+  std::uint64_t box_count_ = 0;
   HoldingPool pool_;
   std::unordered_map<std::string, std::uint32_t> known_;
 };

@@ -14,6 +14,8 @@ inline constexpr std::size_t kMaxIntervals = 1 << 16;
 inline constexpr std::size_t kMaxBoxesPerRank = 1 << 16;
 /// Boxes that all ranks together may hold of one tensor.
 inline constexpr std::size_t kMaxBoxesPerHolding = 1 << 20;
+/// Most boxes in all holdings of a layout that is resolved from placements or read from a file.
+inline constexpr std::uint64_t kMaxBoxesPerLayout = std::uint64_t{1} << 23;
 
 /// Indices along one dimension: ascending, disjoint, neither empty nor touching. The k-th index of
 /// the list is its *local* index k, as a shard numbers its own rows.

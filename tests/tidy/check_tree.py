@@ -22,9 +22,10 @@ CLIENT = SHIM | {"tensorbus/client"}
 MAY_INCLUDE = {
     "tensorbus/base": set(),
     "tensorbus/types": BASE,
-    "tensorbus/formats": TYPES | {"planner"},
+    "tensorbus/formats": TYPES | {"planner", "simulate"},
     "tensorbus/kernels": TYPES,
     "planner": TYPES,
+    "simulate": TYPES | {"planner"},
     "tensorbus/device": BASE,
     "tensorbus/transport": TYPES | {"tensorbus/kernels", "tensorbus/device"},
     "tensorbus/collectives": TYPES | {"tensorbus/transport", "tensorbus/kernels"},
@@ -35,7 +36,7 @@ MAY_INCLUDE = {
                       "worker_shim/wire.h", "worker_shim/framing.h"},
     "worker_shim": SHIM,
     "tensorbus/client": CLIENT,
-    "tensorbus/cli": CLIENT | {"planner", "tensorbus/rpc", "tensorbus/formats", "proto"},
+    "tensorbus/cli": CLIENT | {"planner", "simulate", "tensorbus/rpc", "tensorbus/formats", "proto"},
     "python": CLIENT | {"planner", "tensorbus/formats"},
 }
 ANYTHING = ("tests", "bench", "examples")

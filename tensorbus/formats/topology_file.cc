@@ -1,4 +1,4 @@
-#include "tensorbus/cli/topology_file.h"
+#include "tensorbus/formats/topology_file.h"
 
 #include <fmt/format.h>
 
@@ -6,24 +6,22 @@
 #include "tensorbus/formats/json.h"
 #include "tensorbus/types/layout.h"
 
-namespace tensorbus::cli {
+namespace tensorbus::formats {
 namespace {
-
-using formats::Json;
 
 Result<std::vector<std::uint32_t>> ParseRanks(const Json& object, const char* key) {
   std::vector<std::uint32_t> ranks;
   if (!object.contains(key)) return ranks;
-  TB_ASSIGN_OR_RETURN(const Json* list, formats::ArrayField(object, key));
+  TB_ASSIGN_OR_RETURN(const Json* list, ArrayField(object, key));
   for (const Json& item : *list) {
-    TB_ASSIGN_OR_RETURN(const std::uint64_t rank, formats::AsUint(item, key, kMaxRanks));
+    TB_ASSIGN_OR_RETURN(const std::uint64_t rank, AsUint(item, key, kMaxRanks));
     ranks.push_back(static_cast<std::uint32_t>(rank));
   }
   return ranks;
 }
 
 Result<planner::Topology::Node> ParseNode(const Json& json) {
-  TB_RETURN_IF_ERROR(formats::CheckObject(json, "a node"));
+  TB_RETURN_IF_ERROR(CheckObject(json, "a node"));
   planner::Topology::Node node;
   TB_ASSIGN_OR_RETURN(node.source, ParseRanks(json, "source"));
   TB_ASSIGN_OR_RETURN(node.target, ParseRanks(json, "target"));
@@ -33,11 +31,11 @@ Result<planner::Topology::Node> ParseNode(const Json& json) {
 }  // namespace
 
 Result<planner::Topology> ParseTopology(std::string_view text) {
-  TB_ASSIGN_OR_RETURN(const Json json, formats::ParseJson(text));
-  TB_RETURN_IF_ERROR(formats::CheckObject(json, "a topology"));
+  TB_ASSIGN_OR_RETURN(const Json json, ParseJson(text));
+  TB_RETURN_IF_ERROR(CheckObject(json, "a topology"));
   planner::Topology topology;
   if (json.contains("nodes")) {
-    TB_ASSIGN_OR_RETURN(const Json* nodes, formats::ArrayField(json, "nodes"));
+    TB_ASSIGN_OR_RETURN(const Json* nodes, ArrayField(json, "nodes"));
     for (std::size_t n = 0; n < nodes->size(); ++n) {
       auto node = ParseNode((*nodes)[n]);
       if (!node.ok()) return node.status().Annotate(fmt::format("field 'nodes': node {}", n));
@@ -45,18 +43,18 @@ Result<planner::Topology> ParseTopology(std::string_view text) {
     }
   }
   if (!json.contains("same_device")) return topology;
-  TB_ASSIGN_OR_RETURN(const Json* pairs, formats::ArrayField(json, "same_device"));
+  TB_ASSIGN_OR_RETURN(const Json* pairs, ArrayField(json, "same_device"));
   for (const Json& pair : *pairs) {
     if (!pair.is_array() || pair.size() != 2) {
       return Status(Code::kInvalidArgument,
                     fmt::format("field 'same_device': a pair [source, target] is needed, not {}",
-                                formats::Describe(pair)),
+                                Describe(pair)),
                     Reason::kMalformed);
     }
     TB_ASSIGN_OR_RETURN(const std::uint64_t source,
-                        formats::AsUint(pair[0], "field 'same_device'", kMaxRanks));
+                        AsUint(pair[0], "field 'same_device'", kMaxRanks));
     TB_ASSIGN_OR_RETURN(const std::uint64_t target,
-                        formats::AsUint(pair[1], "field 'same_device'", kMaxRanks));
+                        AsUint(pair[1], "field 'same_device'", kMaxRanks));
     topology.same_device.emplace_back(static_cast<std::uint32_t>(source),
                                       static_cast<std::uint32_t>(target));
   }
@@ -64,10 +62,10 @@ Result<planner::Topology> ParseTopology(std::string_view text) {
 }
 
 Result<planner::Topology> ReadTopology(const std::string& path) {
-  TB_ASSIGN_OR_RETURN(const std::string text, formats::ReadText(path));
+  TB_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
   auto topology = ParseTopology(text);
   if (!topology.ok()) return topology.status().Annotate(path);
   return topology;
 }
 
-}  // namespace tensorbus::cli
+}  // namespace tensorbus::formats

@@ -1,0 +1,82 @@
+// Every scenario that is shipped against the byte figures that three independent programs computed.
+
+#include <fstream>
+
+#include <nlohmann/json.hpp>
+
+#include "planner/certificate.h"
+#include "planner/plan.h"
+#include "planner/templates.h"
+#include "planner/topology.h"
+#include "tensorbus/formats/layout_book_file.h"
+#include "tensorbus/formats/manifest_file.h"
+#include "tests/testing/status_matchers.h"
+
+namespace tensorbus::planner {
+namespace {
+
+using Json = nlohmann::json;
+using Bytes = std::vector<std::uint64_t>;
+
+class Scenarios : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(Scenarios, AgreeWithTheReferenceFigures) {
+  const std::string folder = TENSORBUS_MANIFESTS "/";
+  ASSERT_OK_AND_ASSIGN(const LayoutBook book, formats::ReadLayoutBook(folder + "layouts.json"));
+  const auto found = std::find_if(
+      book.scenarios.begin(), book.scenarios.end(),
+      [](const Scenario& scenario) { return scenario.id.compare(0, 3, GetParam()) == 0; });
+  ASSERT_NE(found, book.scenarios.end());
+  ASSERT_OK_AND_ASSIGN(const Manifest manifest,
+                       formats::ReadManifest(folder + found->manifest + ".json.gz"));
+  ASSERT_OK_AND_ASSIGN(const JobLayout source, ResolveTemplate(book, found->source, manifest));
+  ASSERT_OK_AND_ASSIGN(const JobLayout target, ResolveTemplate(book, found->target, manifest));
+  const Topology topology =
+      DefaultTopology(source.rank_count, target.rank_count, found->colocated);
+  ASSERT_OK_AND_ASSIGN(const Plan plan, BuildPlan(source, target, topology));
+  ASSERT_OK_AND_ASSIGN(const Certificate certificate, CheckPlan(source, target, topology, plan));
+  ASSERT_OK_AND_ASSIGN(const PlanFigures figures, FiguresOf(source, target, topology, plan));
+
+  std::ifstream file(folder + "expected_bytes.json");
+  const Json want = Json::parse(file).at(found->id);
+  EXPECT_EQ(source.rank_count, want["source_world"]);
+  EXPECT_EQ(target.rank_count, want["target_world"]);
+  EXPECT_EQ(target.tensors.size(), want["tensors"]);
+  EXPECT_EQ(figures.unique_bytes, want["unique_bytes"]);
+  EXPECT_EQ(figures.recv_bytes, want["recv_min"].get<Bytes>());
+  EXPECT_EQ(figures.local_bytes, want["local_bytes"].get<Bytes>());
+  std::uint64_t arrived = 0;
+  for (std::size_t t = 0; t < figures.recv_bytes.size(); ++t)
+    arrived += figures.recv_bytes[t] + figures.local_bytes[t];
+  EXPECT_EQ(certificate.bytes, arrived);
+
+  // Every source sends what only it has, and the busiest hardly more than it must.
+  const Bytes exclusive = want["send_exclusive_p2p"].get<Bytes>();
+  ASSERT_EQ(figures.send_bytes.size(), exclusive.size());
+  for (std::size_t s = 0; s < exclusive.size(); ++s)
+    EXPECT_GE(figures.send_bytes[s], exclusive[s]) << "source " << s;
+  const double least = want["send_minmax_p2p"][0].get<double>() / want["send_minmax_p2p"][1].get<double>();
+  const auto busiest = static_cast<double>(
+      *std::max_element(figures.send_bytes.begin(), figures.send_bytes.end()));
+  EXPECT_GE(busiest, least * (1 - 1e-12));
+  constexpr double kCutBytes = 64 << 10;  // boxes are cut in steps of about this
+  EXPECT_LE(busiest, least * 1.02 + kCutBytes);
+  const Bytes node_in = want["node_in_min"].get<Bytes>();
+  ASSERT_EQ(figures.node_in_bytes.size(), node_in.size());
+  for (std::size_t n = 0; n < node_in.size(); ++n) EXPECT_GE(figures.node_in_bytes[n], node_in[n]);
+}
+
+std::vector<std::string> Ids(char letter, int count) {
+  std::vector<std::string> ids;
+  for (int i = 1; i <= count; ++i)
+    ids.push_back(std::string(1, letter) + (i < 10 ? "0" : "") + std::to_string(i));
+  return ids;
+}
+
+INSTANTIATE_TEST_SUITE_P(Tiny, Scenarios, ::testing::ValuesIn(Ids('T', 13)),
+                         [](const auto& given) { return given.param; });
+INSTANTIATE_TEST_SUITE_P(Published, Scenarios, ::testing::ValuesIn(Ids('S', 16)),
+                         [](const auto& given) { return given.param; });
+
+}  // namespace
+}  // namespace tensorbus::planner
