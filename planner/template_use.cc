@@ -7,16 +7,13 @@
 #include <optional>
 #include <set>
 
+#include "tensorbus/base/malformed.h"
 #include "planner/near_names.h"
 
 namespace tensorbus::planner {
 namespace {
 
 constexpr std::uint64_t kMegatronVocabularyMultiple = 128;
-
-Status Malformed(std::string message) {
-  return {Code::kInvalidArgument, std::move(message), Reason::kMalformed};
-}
 
 Status Misfit(std::string message) {
   return {Code::kInvalidArgument, std::move(message), Reason::kLayoutMismatch};

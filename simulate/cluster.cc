@@ -5,15 +5,13 @@
 #include <fmt/format.h>
 #include <map>
 
+#include "tensorbus/base/malformed.h"
+
 namespace tensorbus::simulate {
 namespace {
 
 constexpr double kMaxRate = 1e15;
 constexpr double kMaxMessage = 1.0;
-
-Status Malformed(std::string message) {
-  return {Code::kInvalidArgument, std::move(message), Reason::kMalformed};
-}
 
 Status CheckPort(const PortSpeed& port, const char* name) {
   const bool rate = std::isfinite(port.bytes_per_s) && port.bytes_per_s >= 0 &&

@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
-#include <filesystem>
 #include <fmt/format.h>
 #include <span>
 
 #include "planner/templates.h"
 #include "tensorbus/cli/bench_pattern.h"
+#include "tensorbus/cli/share_folder.h"
 #include "tensorbus/formats/layout_book_file.h"
 #include "tensorbus/formats/layout_file.h"
 #include "tensorbus/formats/manifest_file.h"
@@ -16,8 +15,6 @@
 
 namespace tensorbus::cli {
 namespace {
-
-namespace fs = std::filesystem;
 
 Status BadChoice(std::string message, Code code = Code::kInvalidArgument) {
   return {code, std::move(message), Reason::kMalformed};
@@ -230,22 +227,6 @@ Status CheckChoice(const WorkloadChoice& choice) {
 
 std::string WorkloadNames() {
   return fmt::format("{}", fmt::join(kNames, ", "));
-}
-
-Result<std::string> FindManifests() {
-  const char* named = std::getenv("TENSORBUS_MANIFESTS");  // NOLINT(concurrency-mt-unsafe)
-  if (named != nullptr && *named != 0) return std::string(named);
-  std::error_code error;
-  fs::path folder = fs::read_symlink("/proc/self/exe", error).parent_path();
-  constexpr int kFoldersUp = 5;
-  for (int up = 0; up < kFoldersUp && !folder.empty(); ++up, folder = folder.parent_path()) {
-    for (const char* below : {"share/tensorbus/manifests", "share/manifests"}) {
-      if (fs::exists(folder / below / "layouts.json", error)) return (folder / below).string();
-    }
-  }
-  return Status(Code::kNotFound,
-                "the model manifests are not found beside this program; name their folder with "
-                "--manifests or $TENSORBUS_MANIFESTS");
 }
 
 Result<std::vector<Workload>> ChooseWorkloads(const WorkloadChoice& choice) {

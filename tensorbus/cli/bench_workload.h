@@ -45,8 +45,4 @@ Result<Workload> TriggerWorkload(const Workload& like);
 std::uint64_t ArrivingBytes(const Workload& workload);
 std::uint64_t ArenaBytes(const Workload& workload);
 
-/// The folder with the manifests that come with this program: $TENSORBUS_MANIFESTS, else
-/// share/tensorbus/manifests or share/manifests in a folder above the program. kNotFound.
-Result<std::string> FindManifests();
-
 }  // namespace tensorbus::cli

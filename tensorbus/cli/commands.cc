@@ -5,11 +5,11 @@
 namespace tensorbus::cli {
 
 std::span<RegisterCommand* const> AllCommands() {
-  static constexpr std::array<RegisterCommand*, 14> kCommands = {
+  static constexpr std::array<RegisterCommand*, 15> kCommands = {
       &RegisterUp,       &RegisterDown,      &RegisterStatus,       &RegisterVersions,
       &RegisterRollback, &RegisterExplain,   &RegisterWhoIsMissing, &RegisterVerify,
-      &RegisterTrace,    &RegisterPlan,      &RegisterBench,        &RegisterBenchWorker,
-      &RegisterDoctor,   &RegisterCompletion};
+      &RegisterTrace,    &RegisterPlan,      &RegisterSimulate,     &RegisterBench,
+      &RegisterBenchWorker, &RegisterDoctor, &RegisterCompletion};
   return kCommands;
 }
 

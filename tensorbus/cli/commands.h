@@ -19,6 +19,7 @@ inline constexpr int kExitUsage = 2;
 using RegisterCommand = void(CLI::App& app, int* exit_code);
 
 RegisterCommand RegisterPlan;
+RegisterCommand RegisterSimulate;
 RegisterCommand RegisterUp;
 RegisterCommand RegisterDown;
 RegisterCommand RegisterStatus;
@@ -32,6 +33,10 @@ RegisterCommand RegisterBench;
 RegisterCommand RegisterBenchWorker;  // hidden: what bench starts
 RegisterCommand RegisterDoctor;
 RegisterCommand RegisterCompletion;
+
+struct TransferOptions;
+/// Adds the flags that name a transfer, which several commands share.
+void AddTransferOptions(CLI::App& command, TransferOptions* options);
 
 /// Every command, in the order in which help lists them. A new one is declared above and added
 /// here.

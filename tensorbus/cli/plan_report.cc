@@ -11,12 +11,6 @@
 namespace tensorbus::cli {
 namespace {
 
-OrderedJson BoxToJson(const Box& box) {
-  OrderedJson json = OrderedJson::array();
-  for (const Range& range : box.ranges()) json.push_back({range.lo, range.hi});
-  return json;
-}
-
 void AppendOp(const std::string& name, const CopyOp& op, std::optional<std::uint32_t> round,
               std::string* text) {
   fmt::format_to(std::back_inserter(*text), "{{\"tensor\": {}, \"{}\": {}, \"target\": {}, ", name,
@@ -36,10 +30,6 @@ std::uint64_t MaxOf(const std::vector<std::uint64_t>& values) {
 
 }  // namespace
 
-std::string Dump(const OrderedJson& json) {
-  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
-}
-
 std::string HumanBytes(std::uint64_t bytes) {
   constexpr std::uint64_t kKilo = 1000;
   if (bytes < kKilo) return fmt::format("{} B", bytes);
@@ -53,15 +43,39 @@ std::string HumanBytes(std::uint64_t bytes) {
   return fmt::format("{:.3f} {}", value, unit);
 }
 
+void PutNames(const Transfer& transfer, OrderedJson* json) {
+  if (!transfer.scenario.empty()) (*json)["scenario"] = transfer.scenario;
+  if (transfer.model.empty()) return;
+  (*json)["model"] = transfer.model;
+  (*json)["from"] = transfer.from;
+  (*json)["to"] = transfer.to;
+}
+
+std::string LabelOf(const OrderedJson& report) {
+  if (report.contains("scenario")) return report["scenario"].get<std::string>();
+  return report.value("model", "(files)");
+}
+
+std::string Dump(const OrderedJson& json) {
+  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
+}
+
+OrderedJson BoxToJson(const Box& box) {
+  OrderedJson json = OrderedJson::array();
+  for (const Range& range : box.ranges()) json.push_back({range.lo, range.hi});
+  return json;
+}
+
 OrderedJson ToJson(const PlanReport& report) {
   const planner::PlanFigures& f = report.figures;
   OrderedJson json;
-  if (!report.scenario.empty()) json["scenario"] = report.scenario;
+  const Transfer& transfer = report.transfer;
+  PutNames(transfer, &json);
   json["relays"] = report.plan.options.relays ? "on" : "off";
   if (!report.why.empty()) json["relays_why"] = report.why;
-  json["source_ranks"] = report.source.rank_count;
-  json["target_ranks"] = report.target.rank_count;
-  json["tensors"] = report.target.tensors.size();
+  json["source_ranks"] = transfer.source.rank_count;
+  json["target_ranks"] = transfer.target.rank_count;
+  json["tensors"] = transfer.target.tensors.size();
   json["classes"] = f.class_count;
   json["routes"] = f.route_count;
   json["ops"] = f.op_count;
@@ -102,32 +116,10 @@ OrderedJson ErrorToJson(const Status& status, const planner::PlanFault& fault) {
   return {{"error", std::move(error)}};
 }
 
-OrderedJson ExplainToJson(const PlanReport& report, std::uint32_t tensor) {
-  const TensorSpec& spec = report.target.tensors[tensor].spec;
-  OrderedJson json;
-  json["tensor"] = spec.name;
-  json["dtype"] = DTypeName(spec.dtype);
-  json["shape"] = spec.shape.dims();
-  OrderedJson ops = OrderedJson::array();
-  for (const planner::Route& route : report.plan.routes) {
-    for (const CopyOp& op : planner::OpsOf(report.plan, route)) {
-      if (op.tensor != tensor) continue;
-      ops.push_back({{"target", op.target},
-                     {op.relayed ? "relay_from" : "source", op.source},
-                     {"local", op.local},
-                     {"schedule_round", op.local ? OrderedJson() : OrderedJson(route.round)},
-                     {"bytes", op.box.volume() * ItemBytes(spec.dtype)},
-                     {"box", BoxToJson(op.box)}});
-    }
-  }
-  json["ops"] = std::move(ops);
-  return json;
-}
-
 OrderedJson WindowsToJson(const PlanReport& report,
                           const std::vector<planner::TransportCost>& costs) {
   const std::vector<planner::RouteShape> shapes =
-      planner::ShapesOf(report.source, report.target, report.plan);
+      planner::ShapesOf(report.transfer.source, report.transfer.target, report.plan);
   OrderedJson json = OrderedJson::object();
   for (const planner::TransportCost& cost : costs) {
     std::array<std::uint64_t, planner::kWindowKindCount> routes = {};
@@ -162,7 +154,7 @@ void PrintTable(const std::vector<OrderedJson>& reports, std::ostream& out) {
         bound == 0 ? 1.0 : static_cast<double>(busiest) / static_cast<double>(bound);
     out << fmt::format(
         "{:<44} {:>9} {:>8} {:>9} {:>7} {:>11} {:>11} {:>11} {:>7.3f} {:>9.3f}\n",
-        report.value("scenario", "(files)"),
+        LabelOf(report),
         fmt::format("{}->{}", number(report, "source_ranks"), number(report, "target_ranks")),
         number(report, "tensors"), number(report, "ops"), number(report, "rounds"),
         HumanBytes(number(report, "max_send_bytes")), HumanBytes(number(report, "max_recv_bytes")),
@@ -178,27 +170,12 @@ void PrintTable(const std::vector<OrderedJson>& reports, std::ostream& out) {
                      report["digest"].get<std::string>());
 }
 
-void PrintExplanation(const OrderedJson& explanation, std::ostream& out) {
-  out << fmt::format("tensor '{}' {} {}\n", explanation["tensor"].get<std::string>(),
-                     explanation["dtype"].get<std::string>(), explanation["shape"].dump());
-  for (const OrderedJson& op : explanation["ops"]) {
-    const bool local = op["local"].get<bool>();
-    const char* sender = op.contains("relay_from") ? "relay_from" : "source";
-    out << fmt::format(
-        "  target {:>4} <- {} {:>4}  {:>11}  {:<10} {}\n", op["target"].get<std::uint32_t>(),
-        op.contains("relay_from") ? "target" : "source", op[sender].get<std::uint32_t>(),
-        HumanBytes(op["bytes"].get<std::uint64_t>()),
-        local ? "local" : fmt::format("round {}", op["schedule_round"].get<std::uint32_t>()),
-        op["box"].dump());
-  }
-}
-
 Status WriteOps(const PlanReport& report, const std::string& path) {
   errno = 0;
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
   if (!file) return ErrnoStatus(errno != 0 ? errno : EIO, path);
   std::vector<std::string> names;
-  for (const JobLayout::Tensor& tensor : report.target.tensors)
+  for (const JobLayout::Tensor& tensor : report.transfer.target.tensors)
     names.push_back(Dump(tensor.spec.name));
   constexpr std::size_t kFlushBytes = 1 << 20;
   std::string text;

@@ -9,14 +9,13 @@
 #include "planner/certificate.h"
 #include "planner/cost.h"
 #include "planner/plan.h"
+#include "tensorbus/cli/transfer.h"
 
 namespace tensorbus::cli {
 
 /// One planned transfer with everything that is said about it.
 struct PlanReport {
-  std::string scenario;  ///< empty for layouts from files
-  JobLayout source;
-  JobLayout target;
+  Transfer transfer;
   planner::Topology topology;
   planner::Plan plan;
   planner::PlanFigures figures;
@@ -29,14 +28,20 @@ struct PlanReport {
 /// Keeps fields in the order in which they are put.
 using OrderedJson = nlohmann::ordered_json;
 
-/// On one line; invalid UTF-8 in names is replaced rather than thrown about.
+/// Which transfer it is: the scenario, or the model and how both sides hold it.
+void PutNames(const Transfer& transfer, OrderedJson* json);
+/// What to call a report in a table.
+std::string LabelOf(const OrderedJson& report);
+/// As text; invalid UTF-8 in names is replaced rather than thrown about.
 std::string Dump(const OrderedJson& json);
+
+/// `[[lo, hi], …]`.
+OrderedJson BoxToJson(const Box& box);
+
 /// The fields of docs/interfaces.md, section 3.
 OrderedJson ToJson(const PlanReport& report);
 /// `{"error": {…}}` of a plan that cannot be.
 OrderedJson ErrorToJson(const Status& status, const planner::PlanFault& fault);
-/// Where each part of one tensor comes from.
-OrderedJson ExplainToJson(const PlanReport& report, std::uint32_t tensor);
 
 /// By transport and kind of window: how many routes, of how many bytes, are best moved so.
 OrderedJson WindowsToJson(const PlanReport& report,
@@ -44,7 +49,6 @@ OrderedJson WindowsToJson(const PlanReport& report,
 
 /// A table of one line a report.
 void PrintTable(const std::vector<OrderedJson>& reports, std::ostream& out);
-void PrintExplanation(const OrderedJson& explanation, std::ostream& out);
 
 /// One op a line. Error: kUnavailable or as the system says, naming the path.
 Status WriteOps(const PlanReport& report, const std::string& path);

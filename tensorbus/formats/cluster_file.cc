@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "tensorbus/base/malformed.h"
 #include "tensorbus/formats/file.h"
 #include "tensorbus/formats/json.h"
 #include "tensorbus/types/layout.h"
@@ -10,10 +11,6 @@ namespace tensorbus::formats {
 namespace {
 
 constexpr std::string_view kFormat = "tensorbus-cluster-1";
-
-Status Malformed(std::string message) {
-  return {Code::kInvalidArgument, std::move(message), Reason::kMalformed};
-}
 
 Result<double> AsNumber(const Json& json, const char* key) {
   TB_ASSIGN_OR_RETURN(const Json* value, Field(json, key));

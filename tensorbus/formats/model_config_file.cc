@@ -3,6 +3,7 @@
 #include <array>
 #include <fmt/format.h>
 
+#include "tensorbus/base/malformed.h"
 #include "tensorbus/formats/file.h"
 #include "tensorbus/formats/json.h"
 
@@ -10,10 +11,6 @@ namespace tensorbus::formats {
 namespace {
 
 using Numbers = std::map<std::string, std::int64_t>;
-
-Status Malformed(std::string message) {
-  return {Code::kInvalidArgument, std::move(message), Reason::kMalformed};
-}
 
 /// A number of ours and the field it comes from.
 struct Name {

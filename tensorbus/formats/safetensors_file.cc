@@ -9,6 +9,7 @@
 #include <map>
 #include <unordered_set>
 
+#include "tensorbus/base/malformed.h"
 #include "tensorbus/formats/file.h"
 #include "tensorbus/formats/json_fields.h"
 
@@ -18,10 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kIndexName = "model.safetensors.index.json";
-
-Status Malformed(std::string message) {
-  return {Code::kInvalidArgument, std::move(message), Reason::kMalformed};
-}
 
 /// One tensor and where its data begins.
 struct Entry {

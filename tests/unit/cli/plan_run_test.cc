@@ -30,8 +30,8 @@ class PlanRunTest : public ::testing::Test {
       : folder_(std::filesystem::temp_directory_path() /
                 ("tensorbus-plan-" + std::to_string(getpid()))) {
     std::filesystem::create_directory(folder_);
-    options_.source = Write("a.json", kSource);
-    options_.target = Write("b.json", kTarget);
+    options_.transfer.source = Write("a.json", kSource);
+    options_.transfer.target = Write("b.json", kTarget);
     options_.json = true;
   }
   ~PlanRunTest() override { std::filesystem::remove_all(folder_); }
@@ -93,8 +93,8 @@ constexpr const char* kTwoCopies = R"json({"format": "tensorbus-layout-1", "rank
   {"name": "a", "dtype": "f32", "shape": [8], "boxes": [[[[0, 8]]], [[[0, 8]]]]}]})json";
 
 TEST_F(PlanRunTest, RelaysWhereAskedForAndWhereTheyPay) {
-  options_.source = Write("a.json", kOneSource);
-  options_.target = Write("b.json", kTwoCopies);
+  options_.transfer.source = Write("a.json", kOneSource);
+  options_.transfer.target = Write("b.json", kTwoCopies);
   options_.ops = folder_ / "ops";
   ASSERT_EQ(Run(), 0);
   EXPECT_EQ(json_["relays"], "off");
@@ -119,8 +119,8 @@ TEST_F(PlanRunTest, RelaysWhereAskedForAndWhereTheyPay) {
   EXPECT_EQ(json_["relays"], "on");
   EXPECT_THAT(json_["relays_why"], HasSubstr("64 bytes without relays and 32 with them"));
   // Two sources with half each: nothing to gain.
-  options_.source = Write("a.json", kSource);
-  options_.target = Write("b.json", kTarget);
+  options_.transfer.source = Write("a.json", kSource);
+  options_.transfer.target = Write("b.json", kTarget);
   ASSERT_EQ(Run(), 0);
   EXPECT_EQ(json_["relays"], "off");
 }
@@ -130,33 +130,57 @@ TEST_F(PlanRunTest, ExplainsOneTensor) {
   ASSERT_EQ(Run(), 0);
   EXPECT_EQ(json_["explain"]["ops"].size(), 2U);
   EXPECT_THAT(err_, HasSubstr("target    0 <- source    1"));
+  EXPECT_EQ(json_["explain"]["ops"][0]["holders"], Json({0}));
+  EXPECT_EQ(json_["explain"]["ops"][0]["why"], "the only holder");
+  options_.explain = "s";  // whole on both sources
+  ASSERT_EQ(Run(), 0);
+  EXPECT_EQ(json_["explain"]["ops"][0]["holders"], Json({0, 1}));
+  EXPECT_THAT(json_["explain"]["ops"][0]["why"].get<std::string>(),
+              HasSubstr("one of 2 holders, by load"));
+  options_.transfer.topology = Write("t.json", R"json({"nodes": [{"source": [1], "target": [0]}]})json");
+  ASSERT_EQ(Run(), 0);
+  EXPECT_EQ(json_["explain"]["ops"][0]["why"], "the only one of 2 holders on its node");
+  options_.transfer.topology = Write("t.json", R"json({"same_device": [[1, 0]]})json");
+  ASSERT_EQ(Run(), 0);
+  EXPECT_EQ(json_["explain"]["ops"][0]["why"], "already on its device");
   options_.explain = "z";
   EXPECT_EQ(Run(), 2);
+  EXPECT_THAT(err_, HasSubstr("no tensor of the name 'z'"));
+}
+
+TEST_F(PlanRunTest, DrawsAPage) {
+  options_.html = folder_ / "page.html";
+  ASSERT_EQ(Run(), 0);
+  std::ifstream file(folder_ / "page.html");
+  const std::string page((std::istreambuf_iterator<char>(file)), {});
+  EXPECT_THAT(page, HasSubstr("source 1 → target 0: 12 B"));
+  EXPECT_THAT(page, HasSubstr("<h2>Rounds</h2>"));
+  EXPECT_THAT(page, HasSubstr(json_["digest"].get<std::string>()));
 }
 
 TEST_F(PlanRunTest, TopologyMakesCopiesLocal) {
-  options_.topology = Write("t.json", R"json({"nodes": [{"source": [0, 1], "target": [0]}],
+  options_.transfer.topology = Write("t.json", R"json({"nodes": [{"source": [0, 1], "target": [0]}],
                                           "same_device": [[1, 0]]})json");
   ASSERT_EQ(Run(), 0);
   EXPECT_EQ(json_["local_bytes"], Json({12}));
   EXPECT_EQ(json_["node_in_bytes"], Json({0}));
-  options_.topology = Write("t.json", R"json({"same_device": [[2, 0]]})json");
+  options_.transfer.topology = Write("t.json", R"json({"same_device": [[2, 0]]})json");
   EXPECT_EQ(Run(), 2);
   EXPECT_THAT(err_, HasSubstr("source rank 2"));
-  options_.topology = Write("t.json", R"json({"nodes": 3})json");
+  options_.transfer.topology = Write("t.json", R"json({"nodes": 3})json");
   EXPECT_EQ(Run(), 2);
 }
 
 TEST_F(PlanRunTest, APlanThatCannotBeExitsWithOneAndDetails) {
-  options_.target = Write("b.json", R"json({"format": "tensorbus-layout-1", "ranks": 1, "tensors": [
+  options_.transfer.target = Write("b.json", R"json({"format": "tensorbus-layout-1", "ranks": 1, "tensors": [
     {"name": "aa", "dtype": "f32", "shape": [8], "boxes": [[[[2, 6]]]]}]})json");
   EXPECT_EQ(Run(), 1);
   EXPECT_EQ(json_["error"]["reason"], "unknown_tensor");
   EXPECT_EQ(json_["error"]["tensor"], "aa");
   EXPECT_EQ(json_["error"]["candidates"], Json({"a"}));
 
-  options_.target = Write("b.json", kTarget);
-  options_.source = Write("a.json", R"json({"format": "tensorbus-layout-1", "ranks": 2, "tensors": [
+  options_.transfer.target = Write("b.json", kTarget);
+  options_.transfer.source = Write("a.json", R"json({"format": "tensorbus-layout-1", "ranks": 2, "tensors": [
     {"name": "a", "dtype": "f32", "shape": [8], "boxes": [[[[0, 3]]], [[[4, 8]]]]},
     {"name": "s", "dtype": "f32", "shape": [], "boxes": [[[]], []]}]})json");
   EXPECT_EQ(Run(), 1);
@@ -168,14 +192,14 @@ TEST_F(PlanRunTest, APlanThatCannotBeExitsWithOneAndDetails) {
 }
 
 TEST_F(PlanRunTest, BadInputAndUsageExitWithTwo) {
-  options_.source = Write("a.json", "{");
+  options_.transfer.source = Write("a.json", "{");
   EXPECT_EQ(Run(), 2);
   EXPECT_THAT(json_["error"]["message"], HasSubstr("a.json"));
-  options_.source = folder_ / "none";
+  options_.transfer.source = folder_ / "none";
   EXPECT_EQ(Run(), 2);
-  options_.source.clear();
+  options_.transfer.source.clear();
   EXPECT_EQ(Run(), 2);
-  options_.target.clear();
+  options_.transfer.target.clear();
   EXPECT_EQ(Run(), 2);
   options_.relays = "maybe";
   EXPECT_EQ(Run(), 2);
@@ -215,23 +239,46 @@ TEST_F(PlanRunTest, SaysHowTransportsWouldMoveTheRoutes) {
 class ScenarioTest : public PlanRunTest {
  protected:
   ScenarioTest() {
-    options_.source.clear();
-    options_.target.clear();
-    options_.layouts = TENSORBUS_MANIFESTS "/layouts.json";
+    options_.transfer.source.clear();
+    options_.transfer.target.clear();
+    options_.transfer.layouts = TENSORBUS_MANIFESTS "/layouts.json";
   }
 };
 
 TEST_F(ScenarioTest, FindsScenariosByPrefix) {
-  options_.scenario = "T05";
+  options_.transfer.scenario = "T05";
   ASSERT_EQ(Run(), 0);
   EXPECT_EQ(json_["scenario"], "T05-megatron-tp4-over-2-kv-groups");
-  options_.scenario = "T1";
+  options_.transfer.scenario = "T1";
   EXPECT_EQ(Run(), 2);
   EXPECT_THAT(err_, HasSubstr("ambiguous"));
   EXPECT_THAT(err_, HasSubstr("T13-uneven-fsdp3-over-tp4"));
-  options_.scenario = "T99";
+  options_.transfer.scenario = "T99";
   EXPECT_EQ(Run(), 2);
   EXPECT_THAT(err_, HasSubstr("near: T01"));
+}
+
+TEST_F(ScenarioTest, AModelAndTwoLayoutsAreTheScenario) {
+  options_.transfer.scenario = "T01";
+  ASSERT_EQ(Run(), 0);
+  const Json digest = json_["digest"];
+  options_.transfer.scenario.clear();
+  options_.transfer.model = "tiny-dense";
+  options_.transfer.from = "fsdp:shard=3";
+  options_.transfer.to = "vllm:tp=2";
+  ASSERT_EQ(Run(), 0) << err_;
+  EXPECT_EQ(json_["digest"], digest);
+  EXPECT_EQ(json_["model"], "tiny-dense");
+  EXPECT_EQ(json_["to"], "vllm:tp=2");
+  options_.transfer.to = "vllm:tp=3";
+  EXPECT_EQ(Run(), 2);
+  EXPECT_THAT(err_, HasSubstr("tp=3 does not divide the 8 attention heads"));
+  options_.transfer.model = "tiny-dens";
+  EXPECT_EQ(Run(), 2);
+  EXPECT_THAT(err_, HasSubstr("near: 'tiny-dense'"));
+  options_.transfer.to.clear();
+  EXPECT_EQ(Run(), 2);
+  EXPECT_THAT(err_, HasSubstr("belong together"));
 }
 
 /// Every tiny scenario against the figures computed by three independent programs.
@@ -241,7 +288,7 @@ TEST_F(ScenarioTest, TinyScenariosAgreeWithTheReference) {
   int checked = 0;
   for (const auto& [id, want] : expected.items()) {
     if (id[0] != 'T') continue;
-    options_.scenario = id;
+    options_.transfer.scenario = id;
     ASSERT_EQ(Run(), 0) << id << err_;
     EXPECT_EQ(json_["unique_bytes"], want["unique_bytes"]) << id;
     EXPECT_EQ(json_["recv_bytes"], want["recv_min"]) << id;

@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Writes docs/planner-figures.md: what the planner makes of every shipped scenario, and what is predicted for it.
+
+usage: planner_figures.py [--ctl tensorbusctl] [--cluster h100-8x400g] [--relays off] [--out docs/planner-figures.md]
+
+Times of planning are those of this machine, on one core; byte figures and predictions are the same everywhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COLUMNS = ["scenario", "tensors", "ranks", "routes", "slices", "plan s", "certificate s", "max send / bound", "max receive / bound",
+           "node-in / bound", "predicted s", "/ bound", "held by", "fp8 wire s"]
+
+
+def run(ctl: str, *words: str) -> list[dict]:
+    """The results of a command over all scenarios."""
+    done = subprocess.run([ctl, *words, "--scenario", "all", "--json"], capture_output=True, text=True, timeout=3600)
+    if done.returncode:
+        raise SystemExit(f"{ctl} {' '.join(words)}: {done.stderr.strip()}")
+    return json.loads(done.stdout)["results"]
+
+
+def ratio(value: float, bound: float) -> str:
+    return f"{value / bound:.3f}" if bound else "-"
+
+
+def row(plan: dict, expected: dict, predicted: dict | None, fp8: dict | None) -> list[str]:
+    least_send = expected["send_minmax_p2p" if not any(plan["relay_bytes"]) else "send_minmax_once"]
+    least_in = max(expected["node_in_min"], default=0)
+    return [
+        plan["scenario"], f"{plan['tensors']:,}", f"{plan['source_ranks']} → {plan['target_ranks']}", f"{plan['routes']:,}", f"{plan['ops']:,}",
+        f"{plan['plan_seconds']:.3f}", f"{plan['certificate']['seconds']:.3f}",
+        ratio(max(plan["send_bytes"]), least_send[0] / least_send[1]),
+        ratio(plan["max_recv_bytes"], max(expected["recv_min"], default=0)),
+        ratio(max(plan["node_in_bytes"], default=0), least_in),
+        f"{predicted['predicted_seconds']:.4g}" if predicted else "-", f"{predicted['ratio']:.3f}" if predicted else "-",
+        predicted["bound"] if predicted else "-", f"{fp8['predicted_seconds']:.4g}" if fp8 else "-"]
+
+
+def page(args: argparse.Namespace) -> str:
+    expected = json.loads((ROOT / "share" / "manifests" / "expected_bytes.json").read_text(encoding="utf-8"))
+    relays = ["--relays", args.relays]
+    plans = run(args.ctl, "plan", *relays)
+    predicted = {r["scenario"]: r for r in run(args.ctl, "simulate", "--cluster", args.cluster, *relays)}
+    fp8 = {r["scenario"]: r for r in run(args.ctl, "simulate", "--cluster", args.cluster, "--wire", "fp8-block", *relays)}
+    lines = [
+        "# Planner figures", "",
+        f"Every scenario of `share/manifests`, relays {args.relays}; written by `bench/planner_figures.py`. Byte figures are exact and the same on",
+        "every machine; their bounds were computed by other programs (`share/manifests/layouts.md`, section 6). Seconds of planning and checking are of",
+        f"one core of a {platform.machine()} machine. \"Predicted\" is what `tensorbusctl simulate` expects on cluster `{args.cluster}`: a **prediction** from",
+        "line rates and message costs, nothing was measured; \"held by\" is the bound next below it ([planner.md](planner.md#prediction)), \"fp8 wire\" the same",
+        "with linear layers as fp8 and a scale for each block of 128 x 128. The tiny scenarios are nothing but message costs.", "",
+        "| " + " | ".join(COLUMNS) + " |", "|---|" + "---:|" * (len(COLUMNS) - 1)]
+    lines += ["| " + " | ".join(row(plan, expected[plan["scenario"]], predicted.get(plan["scenario"]), fp8.get(plan["scenario"]))) + " |"
+              for plan in plans]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ctl", default="tensorbusctl")
+    parser.add_argument("--cluster", default="h100-8x400g")
+    parser.add_argument("--relays", default="off")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "planner-figures.md")
+    args = parser.parse_args()
+    args.out.write_text(page(args), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
