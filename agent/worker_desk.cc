@@ -34,6 +34,13 @@ Status CheckIdentity(const RankIdentity& identity) {
           Reason::kMalformed};
 }
 
+/// The first of a registration's messages opens the collection of its memory.
+void BeginSegments(Rank& rank) {
+  if (rank.segments.has_value()) return;
+  rank.segments.emplace(rank.is_producer() ? Mapping::Access::kRead : Mapping::Access::kReadWrite);
+  rank.attach_failure = {};
+}
+
 }  // namespace
 
 WorkerDesk::WorkerDesk(Options options, Executor& executor, WorkPool& pool, DeskHost& host)
@@ -177,11 +184,7 @@ void WorkerDesk::OnAttach(Worker& worker, wire::Frame frame) {
   const auto attach = Parse<wire::AttachSegment>(worker, frame);
   if (!attach.has_value()) return;
   Rank& rank = *worker.rank;
-  if (!rank.segments.has_value()) {
-    rank.segments.emplace(rank.is_producer() ? Mapping::Access::kRead
-                                             : Mapping::Access::kReadWrite);
-    rank.attach_failure = {};
-  }
+  BeginSegments(rank);
   SegmentOffer offer{.attach = *attach, .fd = {}};
   if (attach->mapped && !frame.fds.empty()) offer.fd = std::move(frame.fds.front());
   const Status added = rank.registering
@@ -196,15 +199,13 @@ void WorkerDesk::OnRegister(Worker& worker, wire::Frame frame) {
   auto asked = Parse<wire::Register>(worker, frame);
   if (!asked.has_value()) return;
   Rank& rank = *worker.rank;
+  if (!rank.registering) BeginSegments(rank);  // a rank that holds nothing has none to attach
   Status refused;
   if (rank.registering) {
     refused = Status(Code::kFailedPrecondition, "a registration of this rank is under way",
                      Reason::kBusy);
   } else if (!rank.attach_failure.ok()) {
     refused = rank.attach_failure;
-  } else if (!rank.segments.has_value()) {
-    refused = Status(Code::kInvalidArgument, "register comes after the memory segments",
-                     Reason::kMalformed);
   }
   if (!refused.ok()) {
     rank.segments.reset();

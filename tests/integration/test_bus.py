@@ -345,3 +345,30 @@ def test_a_forked_child_that_ends_stops_nothing():
     done = subprocess.run([sys.executable, "-c", FORKING], env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
                           capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (0, "still there\n"), done.stderr
+
+
+def test_ranks_that_hold_nothing_take_part(bus):
+    whole, arrived = np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros((2, 3), np.float32)
+    trainer = [tensorbus.connect("policy", "trainer", role="producer", rank=rank, rank_count=3) for rank in range(3)]
+    engine = [tensorbus.connect("policy", "engine", role="consumer", rank=rank, rank_count=2) for rank in range(2)]
+    shards = [whole[rank:rank + 1].copy() for rank in range(2)]
+    try:
+        for side in (trainer, engine):
+            for client in side:
+                holding = tensorbus.Holding()
+                holding.declare("w", "float32", (2, 3))
+                rank = side.index(client)
+                if side is trainer and rank < 2:
+                    holding.add("w", shards[rank], shape=(2, 3), box=((rank, rank + 1), (0, 3)))
+                elif side is engine and rank == 0:
+                    holding.add("w", arrived)
+                client.register(holding)
+                client.start_service()
+        for request in [client.publish(1) for client in trainer]:
+            request.wait(timeout_s=30)
+        for request in [client.update() for client in engine]:
+            assert request.wait(timeout_s=30).version == 1
+        assert np.array_equal(arrived, whole)
+    finally:
+        for client in trainer + engine:
+            client.close()
