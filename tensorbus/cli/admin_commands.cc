@@ -26,6 +26,7 @@ void AddAdminFlags(CLI::App& command, const std::shared_ptr<AdminOptions>& optio
       ->transform([](std::string text) {
         return text.starts_with('/') ? "unix:" + text : text;  // a bare path is a socket
       })
+      ->check([](const std::string& target) { return rpc::CheckTarget(target).message(); }, "")
       ->capture_default_str();
   command.add_option("--token-file", options->daemon.token_file, "Shared token for TCP")
       ->envname("TENSORBUS_TOKEN_FILE");

@@ -96,6 +96,31 @@ std::string LastLine(const std::string& path) {
   return last;
 }
 
+Status Stop(const ProcessMark& mark, Steady::time_point deadline) {
+  // A pidfd stays with this very process, also when its number is used again.
+  const UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, mark.pid, 0)));
+  const std::optional<ProcessMark> now = MarkOf(mark.pid);
+  if (!fd.valid() || !now || now->start_ticks != mark.start_ticks) return {};
+  const auto signal = [&](int number) {
+    return ::syscall(SYS_pidfd_send_signal, fd.get(), number, nullptr, 0) == 0 || errno == ESRCH;
+  };
+  const auto gone = [&](Steady::time_point until) {
+    for (;;) {
+      const auto left =
+          std::chrono::duration_cast<std::chrono::milliseconds>(until - Steady::now());
+      pollfd wait = {.fd = fd.get(), .events = POLLIN, .revents = 0};
+      const int ready = ::poll(&wait, 1, static_cast<int>(std::max<std::int64_t>(0, left.count())));
+      if (ready > 0) return true;
+      if (ready == 0) return false;
+    }
+  };
+  if (!signal(SIGTERM)) return ErrnoStatus(errno, fmt::format("stopping process {}", mark.pid));
+  if (gone(std::max(deadline, Steady::now() + kKillGrace))) return {};
+  signal(SIGKILL);
+  if (gone(Steady::now() + kKillGrace)) return {};
+  return {Code::kDeadlineExceeded, fmt::format("process {} does not end", mark.pid)};
+}
+
 Result<ProcessMark> Start(const Service& service, const LocalOptions& options) {
   const Paths paths{options.runtime_dir};
   const std::string program = options.bin_dir + "/" + service.program;
@@ -133,7 +158,11 @@ Result<ProcessMark> Start(const Service& service, const LocalOptions& options) {
                   fmt::format("{} ended at once: {}", service.program, LastLine(log)),
                   Reason::kNotRunning);
   }
-  TB_RETURN_IF_ERROR(WritePidFile(paths.Of(service, ".pid"), *mark));
+  if (Status written = WritePidFile(paths.Of(service, ".pid"), *mark); !written.ok()) {
+    // Without the file no `down` would find it.
+    TB_RETURN_IF_ERROR(Stop(*mark, Steady::now()));
+    return written;
+  }
   return *mark;
 }
 
@@ -168,31 +197,6 @@ Status Await(const Service& service, const Paths& paths, const ProcessMark& mark
     std::this_thread::sleep_for(kPoll);
   }
   return {};
-}
-
-Status Stop(const ProcessMark& mark, Steady::time_point deadline) {
-  // A pidfd stays with this very process, also when its number is used again.
-  const UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, mark.pid, 0)));
-  const std::optional<ProcessMark> now = MarkOf(mark.pid);
-  if (!fd.valid() || !now || now->start_ticks != mark.start_ticks) return {};
-  const auto signal = [&](int number) {
-    return ::syscall(SYS_pidfd_send_signal, fd.get(), number, nullptr, 0) == 0 || errno == ESRCH;
-  };
-  const auto gone = [&](Steady::time_point until) {
-    for (;;) {
-      const auto left =
-          std::chrono::duration_cast<std::chrono::milliseconds>(until - Steady::now());
-      pollfd wait = {.fd = fd.get(), .events = POLLIN, .revents = 0};
-      const int ready = ::poll(&wait, 1, static_cast<int>(std::max<std::int64_t>(0, left.count())));
-      if (ready > 0) return true;
-      if (ready == 0) return false;
-    }
-  };
-  if (!signal(SIGTERM)) return ErrnoStatus(errno, fmt::format("stopping process {}", mark.pid));
-  if (gone(std::max(deadline, Steady::now() + kKillGrace))) return {};
-  signal(SIGKILL);
-  if (gone(Steady::now() + kKillGrace)) return {};
-  return {Code::kDeadlineExceeded, fmt::format("process {} does not end", mark.pid)};
 }
 
 int Report(const LocalOptions& options, const Status& status, const nlohmann::ordered_json& result,

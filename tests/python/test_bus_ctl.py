@@ -135,6 +135,42 @@ def test_bad_usage_ends_with_2(runtime):
         ctl(*arguments, expect=2)
 
 
+def test_bad_usage_names_what_is_bad(runtime):
+    for arguments, word in ((["nope"], "nope"), (["bench", "nope"], "nope"), (["status", "--daemon", "127.0.0.1:99999"], "99999"),
+                            (["status", "--daemon", "nonsense"], "nonsense"), (["status", "--daemon", "unix:"], "1 to 107 bytes"),
+                            (["status", "--daemon", "unix:/" + "x" * 120], "1 to 107 bytes")):
+        assert word in ctl(*arguments, expect=2).stderr, arguments
+
+
+def test_output_that_cannot_be_written_is_a_failure(runtime):
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run([CTL, "completion", "bash"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stderr) == (1, "error: standard output cannot be written\n")
+
+
+def _read(path):
+    try:
+        return path.read_bytes()
+    except OSError:  # the process ended
+        return b""
+
+
+def test_up_leaves_nothing_that_down_could_not_stop(runtime):
+    (runtime / "daemon.pid.new").mkdir()  # stands for a full disk
+    assert "daemon.pid.new" in ctl("up", "--timeout", "20", expect=1).stderr
+    assert not (runtime / "daemon.pid").exists()
+    running = [path for path in pathlib.Path("/proc").glob("[0-9]*/cmdline") if str(runtime).encode() in _read(path)]
+    assert running == []
+
+
+def test_a_daemon_removes_no_file(tmp_path):
+    file = tmp_path / "weights"
+    file.write_text("precious")
+    done = subprocess.run([BIN / "tensorbusd", "--listen", f"unix:{file}"], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 1 and "is not a socket" in done.stderr
+    assert file.read_text() == "precious"
+
+
 def test_answers_of_an_empty_bus(runtime):
     ctl("up", "--timeout", "40")
     assert ctl_json("versions") == {"versions": []}
