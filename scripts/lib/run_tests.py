@@ -41,7 +41,7 @@ STAGES = (
     Stage("unit", "C++ unit, simulation and conformance tests", 120, stages.unit, quick=True, needs=("build",)),
     Stage("python", "Python tests", 240, stages.python_tests, quick=True, needs=("build",)),
     Stage("acceptance", "plans checked by independent code", 240, stages.acceptance, quick=True, needs=("build",)),
-    Stage("integration", "real processes on this host", 300, stages.integration, needs=("build",)),
+    Stage("integration", "real processes on this host", 600, stages.integration, needs=("build",)),
     Stage("asan", "C++ tests under AddressSanitizer and UBSan", 450, stages.asan),
     Stage("tsan", "C++ tests under ThreadSanitizer", 450, stages.tsan),
     Stage("clang", "clang builds it; its plans equal gcc's", 360, stages.clang, needs=("build",)),
