@@ -59,7 +59,8 @@ struct FlowOptions {
   /// Flows that end within this share of the busiest link's time end together: bounds the work,
   /// and the error, of plans whose many routes end one by one.
   double grain = 1e-3;
-  std::span<const std::uint32_t> groups;  ///< by link: what it counts to in Stretch; empty: all to 0
+  /// By link: what it counts to in Stretch; empty: all to 0.
+  std::span<const std::uint32_t> groups = {};
 };
 
 /// Moves flows over links of the given capacities (bytes/s) in virtual time. Rates are weighted

@@ -1,5 +1,6 @@
 #include "tensorbus/daemon/coverage.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include "tests/testing/status_matchers.h"
@@ -33,8 +34,8 @@ TEST(Coverage, FindsNamesThatAreNearest) {
 
 Status Fits(const JobLayout& manifest, const JobLayout& replica,
             const std::vector<std::string>& leave_out = {}) {
-  std::vector<RankClaim> ranks(replica.rank_count, RankClaim{.who = "rank", .leave_out = {}});
-  for (std::size_t i = 0; i < ranks.size(); ++i) ranks[i].who += " " + std::to_string(i);
+  std::vector<RankClaim> ranks(replica.rank_count, RankClaim{.who = "", .leave_out = {}});
+  for (std::size_t i = 0; i < ranks.size(); ++i) ranks[i].who = fmt::format("rank {}", i);
   ranks[0].leave_out = leave_out;
   return CheckReplicaFits(TensorIndex(manifest), replica, ranks, "policy/engine replica 0");
 }
