@@ -8,6 +8,7 @@
 #include <ostream>
 #include <unistd.h>
 
+#include "tensorbus/base/malformed.h"
 #include "tensorbus/cli/bench_peers.h"
 #include "tensorbus/cli/bench_report.h"
 #include "tensorbus/cli/bench_stats.h"
@@ -24,10 +25,6 @@ constexpr std::uint32_t kTriggerWarmUps = 3;
 constexpr std::uint32_t kRanksMax = 64;
 /// Share of the available memory that arenas may take.
 constexpr double kMemoryShare = 0.8;
-
-Status Usage(std::string message) {
-  return {Code::kInvalidArgument, std::move(message), Reason::kMalformed};
-}
 
 /// One line that is written over, on a terminal; nothing elsewhere.
 class Progress {
@@ -65,7 +62,7 @@ std::vector<std::string> WantedPeers(const std::vector<std::string>& asked) {
 
 Status CheckOptions(const BenchOptions& options) {
   if (options.bus.transport != "shm" && options.bus.transport != "tcp") {
-    return Usage(fmt::format("no transport '{}' here; known are shm, tcp", options.bus.transport));
+    return Malformed(fmt::format("no transport '{}' here; known are shm, tcp", options.bus.transport));
   }
   TB_RETURN_IF_ERROR(ParseMemoryMode(options.bus.memory).status());
   TB_RETURN_IF_ERROR(ParseProof(options.bus.proof).status());

@@ -7,6 +7,7 @@
 
 #include "planner/near_names.h"
 #include "planner/topology.h"
+#include "tensorbus/base/malformed.h"
 #include "tensorbus/cli/commands.h"
 #include "tensorbus/cli/cost_file.h"
 #include "tensorbus/cli/html.h"
@@ -23,15 +24,11 @@ double SecondsSince(steady_clock::time_point start) {
   return std::chrono::duration<double>(steady_clock::now() - start).count();
 }
 
-Status Usage(std::string message) {
-  return {Code::kInvalidArgument, std::move(message), Reason::kMalformed};
-}
-
 Status CheckOptions(const PlanOptions& o) {
   if (o.relays != "off" && o.relays != "on" && o.relays != "auto")
-    return Usage(fmt::format("--relays '{}': off, on or auto is needed", o.relays));
+    return Malformed(fmt::format("--relays '{}': off, on or auto is needed", o.relays));
   if (o.transfer.scenario == "all" && (!o.ops.empty() || !o.explain.empty() || !o.html.empty()))
-    return Usage("--ops, --explain and --html are for one scenario, not for 'all'");
+    return Malformed("--ops, --explain and --html are for one scenario, not for 'all'");
   return {};
 }
 
@@ -108,7 +105,7 @@ class Planner {
     if (found == tensors.end()) {
       planner::NearNames near(options_.explain);
       for (const JobLayout::Tensor& tensor : tensors) near.Consider(tensor.spec.name);
-      return Usage(fmt::format("--explain: the target has no tensor of the name '{}'{}",
+      return Malformed(fmt::format("--explain: the target has no tensor of the name '{}'{}",
                                options_.explain, planner::NearNames::Hint(near.Take())));
     }
     (*json)["explain"] = ExplainToJson(report, static_cast<std::uint32_t>(found - tensors.begin()));

@@ -8,11 +8,11 @@
 namespace tensorbus::cli {
 namespace {
 
-constexpr int kWidth = 1040;
-constexpr int kLeft = 60;
-constexpr int kRight = 20;
-constexpr int kTop = 10;
-constexpr int kHeight = 220;
+constexpr int kChartWidth = 1040;
+constexpr int kChartLeft = 60;
+constexpr int kChartRight = 20;
+constexpr int kChartTop = 10;
+constexpr int kChartHeight = 220;
 constexpr std::array<const char*, 7> kColours = {"#2f6db5", "#d9822b", "#1d7a46", "#8a5fbf",
                                                  "#b3261e", "#5d8f94", "#8d99a6"};
 
@@ -23,29 +23,29 @@ std::string Seconds(double seconds) {
 /// The share of each kind of link in use, over time: a line of steps a kind.
 std::string UtilisationChart(const OrderedJson& report) {
   const double total = report["predicted_seconds"].get<double>();
-  const int bottom = kTop + kHeight;
-  const int plot = kWidth - kLeft - kRight;
+  const int bottom = kChartTop + kChartHeight;
+  const int plot = kChartWidth - kChartLeft - kChartRight;
   std::string svg = fmt::format(
-      R"~(<svg viewBox="0 0 {} {}" role="img" aria-label="Share of the links in use over time">)~", kWidth,
+      R"~(<svg viewBox="0 0 {} {}" role="img" aria-label="Share of the links in use over time">)~", kChartWidth,
       bottom + 44);
   for (int tick = 0; tick <= 4; ++tick) {
-    const int y = bottom - kHeight * tick / 4;
-    const int x = kLeft + plot * tick / 4;
+    const int y = bottom - kChartHeight * tick / 4;
+    const int x = kChartLeft + plot * tick / 4;
     svg += fmt::format(
         R"~(<line x1="{0}" x2="{1}" y1="{2}" y2="{2}" stroke="var(--line)"/><text class="soft" x="{3}" y="{4}" text-anchor="end">{5} %</text>)~",
-        kLeft, kWidth - kRight, y, kLeft - 8, y + 4, 25 * tick);
+        kChartLeft, kChartWidth - kChartRight, y, kChartLeft - 8, y + 4, 25 * tick);
     svg += fmt::format(R"~(<text class="soft" x="{}" y="{}" text-anchor="{}">{}</text>)~", x, bottom + 18,
                        tick == 4 ? "end" : tick == 0 ? "start" : "middle", Seconds(total * tick / 4));
   }
   std::size_t colour = 0;
-  int legend = kLeft;
+  int legend = kChartLeft;
   for (const OrderedJson& kind : report["links"]) {
     const OrderedJson& shares = kind["utilisation"];
     std::string points;
     for (std::size_t i = 0; i < shares.size(); ++i) {
-      const double y = bottom - kHeight * std::min(1.0, shares[i].get<double>());
+      const double y = bottom - kChartHeight * std::min(1.0, shares[i].get<double>());
       const auto x = [&](std::size_t at) {
-        return kLeft + static_cast<double>(plot) * static_cast<double>(at) / static_cast<double>(shares.size());
+        return kChartLeft + static_cast<double>(plot) * static_cast<double>(at) / static_cast<double>(shares.size());
       };
       points += fmt::format("{:.1f},{:.1f} {:.1f},{:.1f} ", x(i), y, x(i + 1), y);
     }

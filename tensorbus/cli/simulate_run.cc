@@ -9,6 +9,7 @@
 #include <ostream>
 
 #include "planner/near_names.h"
+#include "tensorbus/base/malformed.h"
 #include "tensorbus/cli/commands.h"
 #include "tensorbus/cli/html.h"
 #include "tensorbus/cli/plan_report.h"
@@ -25,10 +26,6 @@ using std::chrono::steady_clock;
 
 double SecondsSince(steady_clock::time_point start) {
   return std::chrono::duration<double>(steady_clock::now() - start).count();
-}
-
-Status Usage(std::string message) {
-  return {Code::kInvalidArgument, std::move(message), Reason::kMalformed};
 }
 
 /// A file, or the name of a cluster that is shipped.
@@ -60,7 +57,7 @@ Result<Value> Choose(const char* flag, const std::string& said,
     if (said == name) return value;
     names.emplace_back(name);
   }
-  return Usage(fmt::format("{} '{}': one of {} is needed", flag, said, fmt::join(names, ", ")));
+  return Malformed(fmt::format("{} '{}': one of {} is needed", flag, said, fmt::join(names, ", ")));
 }
 
 class Simulator {

@@ -5,6 +5,7 @@
 
 #include "planner/template_use.h"
 #include "planner/templates.h"
+#include "tensorbus/base/malformed.h"
 #include "tensorbus/cli/model_source.h"
 #include "tensorbus/cli/share_folder.h"
 #include "tensorbus/formats/layout_book_file.h"
@@ -15,26 +16,22 @@
 namespace tensorbus::cli {
 namespace {
 
-Status Usage(std::string message) {
-  return {Code::kInvalidArgument, std::move(message), Reason::kMalformed};
-}
-
 Status CheckOptions(const TransferOptions& o) {
   const bool files = !o.source.empty() || !o.target.empty();
   const bool book = !o.scenario.empty();
   const bool model = !o.model.empty() || !o.from.empty() || !o.to.empty();
   if (files + book + model != 1) {
-    return Usage(
+    return Malformed(
         "one of --source with --target, --scenario (with --layouts), and --model with --from and "
         "--to is needed");
   }
   if (files && (o.source.empty() || o.target.empty()))
-    return Usage("--source and --target belong together");
-  if (files && !o.layouts.empty()) return Usage("--layouts belongs to --scenario or --model");
+    return Malformed("--source and --target belong together");
+  if (files && !o.layouts.empty()) return Malformed("--layouts belongs to --scenario or --model");
   if (model && (o.model.empty() || o.from.empty() || o.to.empty()))
-    return Usage("--model, --from and --to belong together");
+    return Malformed("--model, --from and --to belong together");
   if (book && o.colocated)
-    return Usage("--colocated: a scenario says itself whether it is, or name a --topology");
+    return Malformed("--colocated: a scenario says itself whether it is, or name a --topology");
   return {};
 }
 
@@ -68,7 +65,7 @@ Result<std::vector<const Scenario*>> ChooseScenarios(const LayoutBook& book,
     return Status(Code::kNotFound,
                   fmt::format("no scenario '{}'; near: {}", wanted, NearIds(book, wanted)));
   }
-  return Usage(fmt::format("scenario '{}' is ambiguous: {}", wanted, NearIds(book, wanted)));
+  return Malformed(fmt::format("scenario '{}' is ambiguous: {}", wanted, NearIds(book, wanted)));
 }
 
 Result<JobLayout> ResolveSide(const LayoutBook& book, const TemplateUse& use,
@@ -153,7 +150,7 @@ class Reader {
 
   Result<const Manifest*> ManifestOf(const std::string& name) {
     if (name.find('/') != std::string::npos)
-      return Usage(fmt::format("manifest '{}': a plain name is needed", name));
+      return Malformed(fmt::format("manifest '{}': a plain name is needed", name));
     if (manifest_name_ != name) {
       TB_ASSIGN_OR_RETURN(manifest_, formats::ReadManifest(folder_ + "/" + name + ".json.gz"));
       manifest_name_ = name;
