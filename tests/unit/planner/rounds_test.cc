@@ -115,7 +115,7 @@ std::vector<std::uint32_t> RoutesBy(const Plan& plan,
   return order;
 }
 
-JobLayout Placed(std::uint32_t ranks, const Placement& placement) {
+JobLayout PlacedLayout(std::uint32_t ranks, const Placement& placement) {
   const std::vector<TensorSpec> specs = {{"a", DType::kU8, MakeShape({1 << 20})}};
   const std::vector<Placement> placements = {placement};
   return JobOf(ranks, specs, Resolve(Mesh({ranks}), placements, specs[0].shape, ranks).value());
@@ -134,7 +134,7 @@ std::vector<Plan> SmallPlans() {
           for (const bool relays : {false, true}) {
             for (const bool colocated : {false, true}) {
               const auto plan =
-                  BuildPlan(Placed(sources, held), Placed(targets, needed),
+                  BuildPlan(PlacedLayout(sources, held), PlacedLayout(targets, needed),
                             DefaultTopology(sources, targets, colocated), nullptr,
                             {.relays = relays});
               if (plan->routes.size() <= kMaxRoutes) plans.push_back(*plan);
@@ -219,8 +219,8 @@ TEST(Rounds, KeepEverybodyBusyWhenLoadsAreEven) {
   // A ring of relays: in each round all targets receive as much, so rounds take as long as the
   // bytes of one target do.
   for (const bool relays : {false, true}) {
-    const JobLayout source = Placed(4, Shard(0));
-    const JobLayout target = Placed(4, Placement());
+    const JobLayout source = PlacedLayout(4, Shard(0));
+    const JobLayout target = PlacedLayout(4, Placement());
     ASSERT_OK_AND_ASSIGN(const Plan plan,
                          BuildPlan(source, target, {}, nullptr, {.relays = relays}));
     ASSERT_OK_AND_ASSIGN(const PlanFigures figures, FiguresOf(source, target, {}, plan));

@@ -11,7 +11,7 @@ namespace {
 using ::testing::HasSubstr;
 using testing::IsStatus;
 
-const LayoutBook& Book() {
+const LayoutBook& ShippedBook() {
   static const LayoutBook kBook =
       formats::ReadLayoutBook(TENSORBUS_MANIFESTS "/layouts.json").value();
   return kBook;
@@ -56,16 +56,16 @@ TEST(ParseTemplateUse, SaysWhatTheScenariosSay) {
   };
   for (const Said& said : all) {
     const auto scenario = std::find_if(
-        Book().scenarios.begin(), Book().scenarios.end(),
+        ShippedBook().scenarios.begin(), ShippedBook().scenarios.end(),
         [&](const Scenario& s) { return s.id.compare(0, 3, said.scenario) == 0; });
-    ASSERT_NE(scenario, Book().scenarios.end()) << said.scenario;
+    ASSERT_NE(scenario, ShippedBook().scenarios.end()) << said.scenario;
     const Manifest model =
         formats::ReadManifest(TENSORBUS_MANIFESTS "/" + scenario->manifest + ".json.gz").value();
     for (const auto& [text, wanted] :
          {std::pair{said.from, &scenario->source}, {said.to, &scenario->target}}) {
-      ASSERT_OK_AND_ASSIGN(const TemplateUse use, ParseTemplateUse(text, Book(), model));
-      ASSERT_OK_AND_ASSIGN(const JobLayout layout, ResolveTemplate(Book(), use, model));
-      ASSERT_OK_AND_ASSIGN(const JobLayout want, ResolveTemplate(Book(), *wanted, model));
+      ASSERT_OK_AND_ASSIGN(const TemplateUse use, ParseTemplateUse(text, ShippedBook(), model));
+      ASSERT_OK_AND_ASSIGN(const JobLayout layout, ResolveTemplate(ShippedBook(), use, model));
+      ASSERT_OK_AND_ASSIGN(const JobLayout want, ResolveTemplate(ShippedBook(), *wanted, model));
       EXPECT_EQ(HashOf(layout), HashOf(want)) << said.scenario << " " << text;
     }
   }
@@ -78,15 +78,15 @@ TEST(ParseTemplateUse, KnowsEveryLayoutByItsFullName) {
                        "vllm_tp_dp_ep:tp=2,dp=2", "vllm_dp_ep:dp=4"};
   std::set<std::string> seen;
   for (const char* text : all) {
-    ASSERT_OK_AND_ASSIGN(const TemplateUse use, ParseTemplateUse(text, Book(), Numbers(8, 8, 4)));
+    ASSERT_OK_AND_ASSIGN(const TemplateUse use, ParseTemplateUse(text, ShippedBook(), Numbers(8, 8, 4)));
     seen.insert(use.layout);
   }
-  EXPECT_EQ(seen.size(), Book().layouts.size());
+  EXPECT_EQ(seen.size(), ShippedBook().layouts.size());
 }
 
 TEST(ParseTemplateUse, FillsInWhatFollows) {
   ASSERT_OK_AND_ASSIGN(const TemplateUse use,
-                       ParseTemplateUse("megatron:tp=4,pp=4,ep=8,dp=8", Book(), Numbers(64, 128, 94)));
+                       ParseTemplateUse("megatron:tp=4,pp=4,ep=8,dp=8", ShippedBook(), Numbers(64, 128, 94)));
   EXPECT_EQ(use.size.at("edp"), 4U);
   EXPECT_EQ(use.size.at("etp"), 1U);
   EXPECT_EQ(use.param.at("vpad"), "512");
@@ -96,7 +96,7 @@ TEST(ParseTemplateUse, FillsInWhatFollows) {
 TEST(ParseTemplateUse, NamesTheRuleThatDoesNotFit) {
   const auto misfit = [](const char* text, std::int64_t heads, std::int64_t experts,
                          std::int64_t layers) {
-    const Status status = ParseTemplateUse(text, Book(), Numbers(heads, experts, layers)).status();
+    const Status status = ParseTemplateUse(text, ShippedBook(), Numbers(heads, experts, layers)).status();
     EXPECT_THAT(status, IsStatus(Code::kInvalidArgument, Reason::kLayoutMismatch)) << text;
     return status.message();
   };
@@ -118,7 +118,7 @@ TEST(ParseTemplateUse, NamesTheRuleThatDoesNotFit) {
 
 TEST(ParseTemplateUse, NamesWhatItCannotRead) {
   const auto fault = [](const char* text) {
-    const Status status = ParseTemplateUse(text, Book(), Numbers(8, 8, 4)).status();
+    const Status status = ParseTemplateUse(text, ShippedBook(), Numbers(8, 8, 4)).status();
     EXPECT_THAT(status, IsStatus(Code::kInvalidArgument, Reason::kMalformed)) << text;
     return status.message();
   };
