@@ -118,13 +118,16 @@ def _run_in(folder: Path, options: Options, start_services: StartServices, comma
 
 
 def _start_jobs(processes: Processes, settings: Settings, file: Path, command: JobCommand) -> None:
-    threads = {"OMP_NUM_THREADS": str(settings.threads), "MALLOC_ARENA_MAX": "2"}
+    # glibc raises the size from which it asks the kernel as blocks are freed, and then keeps some megabytes more in some runs
+    # than in others. With fixed sizes what is freed goes back, and RSS says what a process holds.
+    env = {"OMP_NUM_THREADS": str(settings.threads), "MALLOC_ARENA_MAX": "2",
+           "MALLOC_MMAP_THRESHOLD_": str(128 << 10), "MALLOC_TRIM_THRESHOLD_": str(128 << 10)}
     for rank in range(settings.trainer_ranks):
-        processes.start(f"trainer-{rank}", [*command(settings.trainer_module), "--settings", str(file), "--rank", str(rank)], events=True, env=threads)
+        processes.start(f"trainer-{rank}", [*command(settings.trainer_module), "--settings", str(file), "--rank", str(rank)], events=True, env=env)
     for replica in range(settings.replicas):
         for rank in range(settings.tp):
             processes.start(f"rollout/{replica}-{rank}", [*command("rollout"), "--settings", str(file), "--replica", str(replica),
-                                                          "--rank", str(rank)], events=True, env=threads)
+                                                          "--rank", str(rank)], events=True, env=env)
 
 
 def _watch(processes: Processes, settings: Settings, tally: Tally, display: Display, sample: Callable[[], None]) -> None:
