@@ -12,6 +12,7 @@
 #include "tensorbus/base/metrics.h"
 #include "tensorbus/daemon/core.h"
 #include "tensorbus/rpc/convert.h"
+#include "tests/testing/inline_side_work.h"
 #include "tests/testing/manual_executor.h"
 
 namespace tensorbus::daemon {
@@ -25,21 +26,9 @@ class DeafAgent final : public rpc::AgentPort {
   void Close(Status) override {}
 };
 
-/// Side work done in the executor's own turn: the same input, the same course of things.
-class InlineSideWork final : public SideWork {
- public:
-  explicit InlineSideWork(Executor& executor) : SideWork(executor), executor_(executor) {}
-
- protected:
-  void Run(Lane, std::function<void()> task) override { executor_.Post(std::move(task)); }
-
- private:
-  Executor& executor_;
-};
-
 struct Bench {
   testing::ManualExecutor executor;
-  InlineSideWork side_work{executor};
+  testing::InlineSideWork side_work{executor};
   Metrics registry;
   DaemonMetrics metrics{registry};
   Core core{CoreOptions{}, executor, side_work, metrics};

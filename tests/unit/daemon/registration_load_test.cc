@@ -9,6 +9,7 @@
 #include "tensorbus/daemon/core.h"
 #include "tensorbus/rpc/convert.h"
 #include "tensorbus/rpc/status_map.h"
+#include "tests/testing/inline_side_work.h"
 #include "tests/testing/status_matchers.h"
 
 // How long the daemon's executor stands still while jobs with very many tensors register: once with
@@ -21,18 +22,6 @@ using namespace std::chrono_literals;
 constexpr std::uint32_t kTensors = 139'583;  // a large mixture of experts, every expert by itself
 constexpr std::uint32_t kSources = 4;
 constexpr std::uint32_t kTargets = 2;
-
-/// Does the work where it must not be done.
-class InlineSideWork final : public SideWork {
- public:
-  explicit InlineSideWork(Executor& executor) : SideWork(executor), executor_(executor) {}
-
- protected:
-  void Run(Lane, std::function<void()> task) override { executor_.Post(std::move(task)); }
-
- private:
-  Executor& executor_;
-};
 
 /// An agent that only listens.
 class Ear final : public rpc::AgentPort {
@@ -145,7 +134,7 @@ TEST(RegistrationLoad, TheExecutorGoesOnWhileManyTensorsRegister) {
   Nanos on_it{};
   {
     ThreadExecutor executor("inline");
-    InlineSideWork work(executor);
+    testing::InlineSideWork work(executor);
     on_it = LongestWait(executor, work, sources, targets);
   }
   Nanos beside_it{};
