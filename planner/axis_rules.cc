@@ -5,7 +5,7 @@
 #include <charconv>
 #include <fmt/format.h>
 
-#include "tensorbus/base/malformed.h"
+#include "planner/misfit.h"
 
 namespace tensorbus::planner {
 namespace {
@@ -31,10 +31,6 @@ constexpr std::array<Spelling, 12> kSpellings = {{{"R", Kind::kReplicate, false,
                                                   {"E", Kind::kNamedExpert, false, false},
                                                   {"PP", Kind::kStage, false, false},
                                                   {"O", Kind::kFirstOnly, false, false}}};
-
-Status Misfit(std::string message) {
-  return Malformed(std::move(message), Reason::kLayoutMismatch);
-}
 
 template <typename Number>
 bool ParseWhole(std::string_view text, Number* number) {

@@ -3,14 +3,10 @@
 #include <algorithm>
 #include <fmt/format.h>
 
-#include "tensorbus/base/malformed.h"
+#include "planner/misfit.h"
 
 namespace tensorbus::planner {
 namespace {
-
-Status BadView(std::string message) {
-  return Malformed(std::move(message), Reason::kLayoutMismatch);
-}
 
 /// Dimensions of a view that make up one dimension of a box, outermost first. What lies evenly is
 /// merged; the rest is walked through.
@@ -65,7 +61,7 @@ BufferView BufferView::Whole(const BufferSpec& buffer) {
 Result<std::size_t> BufferView::DimIndex(int dim) const {
   const int normal = dim < 0 ? dim + rank() : dim;
   if (normal >= 0 && normal < rank()) return static_cast<std::size_t>(normal);
-  return BadView(fmt::format("dimension {} of a view of {}", dim, rank()));
+  return Misfit(fmt::format("dimension {} of a view of {}", dim, rank()));
 }
 
 Result<BufferView> BufferView::Narrow(int dim, std::uint64_t start, std::uint64_t length,
@@ -75,7 +71,7 @@ Result<BufferView> BufferView::Narrow(int dim, std::uint64_t start, std::uint64_
   const bool fits = step >= 1 && start <= n &&
                     (length == 0 || (start < n && (length - 1) <= (n - 1 - start) / step));
   if (!fits) {
-    return BadView(fmt::format("narrow: {} indices from {} by {} of dimension {}, which has {}",
+    return Misfit(fmt::format("narrow: {} indices from {} by {} of dimension {}, which has {}",
                               length, start, step, dim, n));
   }
   BufferView view = *this;
@@ -88,7 +84,7 @@ Result<BufferView> BufferView::Narrow(int dim, std::uint64_t start, std::uint64_
 Result<BufferView> BufferView::Select(int dim, std::uint64_t index) const {
   TB_ASSIGN_OR_RETURN(const std::size_t d, DimIndex(dim));
   if (index >= extents_[d]) {
-    return BadView(
+    return Misfit(
         fmt::format("select: index {} of dimension {}, which has {}", index, dim, extents_[d]));
   }
   BufferView view = *this;
@@ -104,7 +100,7 @@ Result<BufferView> BufferView::Permute(const std::vector<std::uint64_t>& order) 
   bool fine = sorted.size() == extents_.size();
   for (std::size_t d = 0; fine && d < sorted.size(); ++d) fine = sorted[d] == d;
   if (!fine)
-    return BadView(
+    return Misfit(
         fmt::format("permute: [{}] of a view of {} dimensions", fmt::join(order, ", "), rank()));
   BufferView view = *this;
   for (std::size_t d = 0; d < order.size(); ++d) {
@@ -122,7 +118,7 @@ Result<BufferView> BufferView::Split(int dim, const std::vector<std::uint64_t>& 
   for (const std::uint64_t size : sizes)
     fine = fine && !__builtin_mul_overflow(product, size, &product);
   if (!fine || product != extents_[d]) {
-    return BadView(fmt::format("split: dimension {} of {} into [{}]", dim, extents_[d],
+    return Misfit(fmt::format("split: dimension {} of {} into [{}]", dim, extents_[d],
                               fmt::join(sizes, ", ")));
   }
   BufferView view;
@@ -160,10 +156,10 @@ Result<BufferView> BufferView::Apply(const ViewStep& step) const {
 
 Result<std::vector<Piece>> BufferView::Attach(std::uint32_t tensor, const Box& box) const {
   const auto differs = [&] {
-    return BadView(fmt::format("a view of [{}] cannot hold box {}", fmt::join(extents_, ", "),
+    return Misfit(fmt::format("a view of [{}] cannot hold box {}", fmt::join(extents_, ", "),
                               box.ToString()));
   };
-  if (box.empty()) return BadView(fmt::format("box {} is empty", box.ToString()));
+  if (box.empty()) return Misfit(fmt::format("box {} is empty", box.ToString()));
   std::array<Run, kMaxDims> runs;
   std::size_t next = 0;
   std::uint64_t pieces = 1;
@@ -178,7 +174,7 @@ Result<std::vector<Piece>> BufferView::Attach(std::uint32_t tensor, const Box& b
     if (have != box[d].size()) return differs();
     pieces *= run.OuterSteps();
     if (pieces > kMaxPiecesPerPart)
-      return BadView(fmt::format("box {} falls into more than {} pieces of memory", box.ToString(),
+      return Misfit(fmt::format("box {} falls into more than {} pieces of memory", box.ToString(),
                                 kMaxPiecesPerPart));
   }
   while (next < extents_.size() && extents_[next] == 1) ++next;

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 
+#include "planner/misfit.h"
 #include "tensorbus/base/malformed.h"
 #include "planner/near_names.h"
 
@@ -14,10 +15,6 @@ namespace tensorbus::planner {
 namespace {
 
 constexpr std::uint64_t kMegatronVocabularyMultiple = 128;
-
-Status Misfit(std::string message) {
-  return {Code::kInvalidArgument, std::move(message), Reason::kLayoutMismatch};
-}
 
 std::string_view Unabbreviated(std::string_view key) {
   if (key == "replicas") return "rep";

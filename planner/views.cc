@@ -8,13 +8,10 @@
 
 #include "planner/buffer_view.h"
 #include "planner/near_names.h"
+#include "tensorbus/base/malformed.h"
 
 namespace tensorbus::planner {
 namespace {
-
-Status Bad(std::string message, Reason reason) {
-  return {Code::kInvalidArgument, std::move(message), reason};
-}
 
 class ViewResolver {
  public:
@@ -39,12 +36,12 @@ class ViewResolver {
   Status IndexNames() {
     for (std::uint32_t t = 0; t < out_.tensors.size(); ++t) {
       if (!tensors_.emplace(out_.tensors[t].name, t).second)
-        return Bad(fmt::format("tensor '{}' appears twice", out_.tensors[t].name),
+        return Malformed(fmt::format("tensor '{}' appears twice", out_.tensors[t].name),
                    Reason::kMalformed);
     }
     for (const BufferSpec& buffer : file_.buffers) {
       if (!buffers_.emplace(buffer.name, &buffer).second)
-        return Bad(fmt::format("buffer '{}' appears twice", buffer.name), Reason::kMalformed);
+        return Malformed(fmt::format("buffer '{}' appears twice", buffer.name), Reason::kMalformed);
     }
     return {};
   }
@@ -53,7 +50,7 @@ class ViewResolver {
   static Status Unknown(std::string_view kind, const std::string& name, const Map& known) {
     NearNames near(name);
     for (const auto& [other, value] : known) near.Consider(other);  // sorted before use
-    return Bad(fmt::format("no {} '{}'{}", kind, name, NearNames::Hint(near.Take())),
+    return Malformed(fmt::format("no {} '{}'{}", kind, name, NearNames::Hint(near.Take())),
                Reason::kUnknownTensor);
   }
 
@@ -67,7 +64,7 @@ class ViewResolver {
     switch (spec.fill) {
       case ViewSpec::Fill::kOne:
         if (spec.parts.size() != 1)
-          return Bad(fmt::format("one part is needed, not {}", spec.parts.size()),
+          return Malformed(fmt::format("one part is needed, not {}", spec.parts.size()),
                      Reason::kMalformed);
         return AddPart(spec, *found->second, spec.parts[0], view);
       case ViewSpec::Fill::kConcatenate:
@@ -85,7 +82,7 @@ class ViewResolver {
     for (const PartSpec& part : spec.parts) {
       TB_ASSIGN_OR_RETURN(const Box box, BoxOf(part));
       if (spec.dim < 0 || spec.dim >= box.rank())
-        return Bad(fmt::format("concatenate: dimension {}", spec.dim), Reason::kLayoutMismatch);
+        return Malformed(fmt::format("concatenate: dimension {}", spec.dim), Reason::kLayoutMismatch);
       TB_ASSIGN_OR_RETURN(const BufferView here, view.Narrow(spec.dim, at, box[spec.dim].size()));
       TB_RETURN_IF_ERROR(AddPart(spec, buffer, part, here));
       at += box[spec.dim].size();
@@ -101,7 +98,7 @@ class ViewResolver {
     const bool fits = count != 0 && spec.block != 0 && spec.block <= n && count <= n / spec.block &&
                       n % (count * spec.block) == 0;
     if (!fits) {
-      return Bad(
+      return Malformed(
           fmt::format("interleave: {} parts in turns of {} do not fill {}", count, spec.block, n),
           Reason::kLayoutMismatch);
     }
@@ -121,12 +118,12 @@ class ViewResolver {
     std::uint64_t group = 0;
     for (const PartSpec& part : spec.parts) {
       if (part.rows == 0 || part.rows > n - std::min(n, group))
-        return Bad(fmt::format("segments: 'rows' of tensor '{}' is {}", part.tensor, part.rows),
+        return Malformed(fmt::format("segments: 'rows' of tensor '{}' is {}", part.tensor, part.rows),
                    Reason::kLayoutMismatch);
       group += part.rows;
     }
     if (group == 0 || n % group != 0)
-      return Bad(fmt::format("segments: groups of {} do not fill {}", group, n),
+      return Malformed(fmt::format("segments: groups of {} do not fill {}", group, n),
                  Reason::kLayoutMismatch);
     TB_ASSIGN_OR_RETURN(const BufferView groups, view.Split(spec.dim, {n / group, group}));
     std::uint64_t at = 0;
@@ -140,14 +137,14 @@ class ViewResolver {
 
   static Status CheckDim(const BufferView& view, const ViewSpec& spec) {
     if (spec.dim >= 0 && spec.dim < view.rank()) return {};
-    return Bad(fmt::format("dimension {} of a view of {}", spec.dim, view.rank()),
+    return Malformed(fmt::format("dimension {} of a view of {}", spec.dim, view.rank()),
                Reason::kLayoutMismatch);
   }
 
   static Status CheckFilled(const BufferView& view, const ViewSpec& spec, std::uint64_t used) {
     TB_RETURN_IF_ERROR(CheckDim(view, spec));
     if (view.extent(spec.dim) == used) return {};
-    return Bad(fmt::format("concatenate: parts fill {} of {}", used, view.extent(spec.dim)),
+    return Malformed(fmt::format("concatenate: parts fill {} of {}", used, view.extent(spec.dim)),
                Reason::kLayoutMismatch);
   }
 
@@ -158,7 +155,7 @@ class ViewResolver {
     if (part.whole) return Box::Whole(shape);
     const bool fits = part.box.size() == static_cast<std::size_t>(shape.rank());
     if (fits && Box(part.box).Fits(shape)) return Box(part.box);
-    return Bad(fmt::format("tensor '{}': box does not fit shape {}", part.tensor, shape.ToString()),
+    return Malformed(fmt::format("tensor '{}': box does not fit shape {}", part.tensor, shape.ToString()),
                Reason::kLayoutMismatch);
   }
 
@@ -167,7 +164,7 @@ class ViewResolver {
     TB_ASSIGN_OR_RETURN(const Box box, BoxOf(part));
     const std::uint32_t tensor = tensors_.find(part.tensor)->second;
     if (buffer.dtype != out_.tensors[tensor].dtype) {
-      return Bad(fmt::format("tensor '{}' is {}, the buffer {}", part.tensor,
+      return Malformed(fmt::format("tensor '{}' is {}, the buffer {}", part.tensor,
                              DTypeName(out_.tensors[tensor].dtype), DTypeName(buffer.dtype)),
                  Reason::kDtypeMismatch);
     }
@@ -175,7 +172,7 @@ class ViewResolver {
     if (!pieces.ok()) return pieces.status().Annotate(fmt::format("tensor '{}'", part.tensor));
     for (const Mapped& other : mapped_[tensor]) {
       if (spec.alias || !Intersect(other.box, box)) continue;
-      return Bad(fmt::format("tensor '{}': box {} is mapped twice; buffer '{}' maps {} already "
+      return Malformed(fmt::format("tensor '{}': box {} is mapped twice; buffer '{}' maps {} already "
                              "(say 'alias' if both are wanted)",
                              part.tensor, box.ToString(), other.buffer->name, other.box.ToString()),
                  Reason::kOverlap);
@@ -191,7 +188,7 @@ class ViewResolver {
       if (!mapped_[t].empty() || left.contains(out_.tensors[t].name)) continue;
       NearNames near(out_.tensors[t].name);
       for (const BufferSpec& buffer : file_.buffers) near.Consider(buffer.name);
-      return Bad(fmt::format("tensor '{}' is mapped by no view and not left out{}",
+      return Malformed(fmt::format("tensor '{}' is mapped by no view and not left out{}",
                              out_.tensors[t].name, NearNames::Hint(near.Take())),
                  Reason::kUnknownTensor);
     }
