@@ -37,7 +37,7 @@ class ViewResolver {
     for (std::uint32_t t = 0; t < out_.tensors.size(); ++t) {
       if (!tensors_.emplace(out_.tensors[t].name, t).second)
         return Malformed(fmt::format("tensor '{}' appears twice", out_.tensors[t].name),
-                   Reason::kMalformed);
+                         Reason::kMalformed);
     }
     for (const BufferSpec& buffer : file_.buffers) {
       if (!buffers_.emplace(buffer.name, &buffer).second)
@@ -51,7 +51,7 @@ class ViewResolver {
     NearNames near(name);
     for (const auto& [other, value] : known) near.Consider(other);  // sorted before use
     return Malformed(fmt::format("no {} '{}'{}", kind, name, NearNames::Hint(near.Take())),
-               Reason::kUnknownTensor);
+                     Reason::kUnknownTensor);
   }
 
   Status AddView(const ViewSpec& spec) {
@@ -65,7 +65,7 @@ class ViewResolver {
       case ViewSpec::Fill::kOne:
         if (spec.parts.size() != 1)
           return Malformed(fmt::format("one part is needed, not {}", spec.parts.size()),
-                     Reason::kMalformed);
+                           Reason::kMalformed);
         return AddPart(spec, *found->second, spec.parts[0], view);
       case ViewSpec::Fill::kConcatenate:
         return AddConcatenated(spec, *found->second, view);
@@ -82,7 +82,8 @@ class ViewResolver {
     for (const PartSpec& part : spec.parts) {
       TB_ASSIGN_OR_RETURN(const Box box, BoxOf(part));
       if (spec.dim < 0 || spec.dim >= box.rank())
-        return Malformed(fmt::format("concatenate: dimension {}", spec.dim), Reason::kLayoutMismatch);
+        return Malformed(fmt::format("concatenate: dimension {}", spec.dim),
+                         Reason::kLayoutMismatch);
       TB_ASSIGN_OR_RETURN(const BufferView here, view.Narrow(spec.dim, at, box[spec.dim].size()));
       TB_RETURN_IF_ERROR(AddPart(spec, buffer, part, here));
       at += box[spec.dim].size();
@@ -118,13 +119,14 @@ class ViewResolver {
     std::uint64_t group = 0;
     for (const PartSpec& part : spec.parts) {
       if (part.rows == 0 || part.rows > n - std::min(n, group))
-        return Malformed(fmt::format("segments: 'rows' of tensor '{}' is {}", part.tensor, part.rows),
-                   Reason::kLayoutMismatch);
+        return Malformed(
+            fmt::format("segments: 'rows' of tensor '{}' is {}", part.tensor, part.rows),
+            Reason::kLayoutMismatch);
       group += part.rows;
     }
     if (group == 0 || n % group != 0)
       return Malformed(fmt::format("segments: groups of {} do not fill {}", group, n),
-                 Reason::kLayoutMismatch);
+                       Reason::kLayoutMismatch);
     TB_ASSIGN_OR_RETURN(const BufferView groups, view.Split(spec.dim, {n / group, group}));
     std::uint64_t at = 0;
     for (const PartSpec& part : spec.parts) {
@@ -138,14 +140,14 @@ class ViewResolver {
   static Status CheckDim(const BufferView& view, const ViewSpec& spec) {
     if (spec.dim >= 0 && spec.dim < view.rank()) return {};
     return Malformed(fmt::format("dimension {} of a view of {}", spec.dim, view.rank()),
-               Reason::kLayoutMismatch);
+                     Reason::kLayoutMismatch);
   }
 
   static Status CheckFilled(const BufferView& view, const ViewSpec& spec, std::uint64_t used) {
     TB_RETURN_IF_ERROR(CheckDim(view, spec));
     if (view.extent(spec.dim) == used) return {};
     return Malformed(fmt::format("concatenate: parts fill {} of {}", used, view.extent(spec.dim)),
-               Reason::kLayoutMismatch);
+                     Reason::kLayoutMismatch);
   }
 
   Result<Box> BoxOf(const PartSpec& part) const {
@@ -155,8 +157,9 @@ class ViewResolver {
     if (part.whole) return Box::Whole(shape);
     const bool fits = part.box.size() == static_cast<std::size_t>(shape.rank());
     if (fits && Box(part.box).Fits(shape)) return Box(part.box);
-    return Malformed(fmt::format("tensor '{}': box does not fit shape {}", part.tensor, shape.ToString()),
-               Reason::kLayoutMismatch);
+    return Malformed(
+        fmt::format("tensor '{}': box does not fit shape {}", part.tensor, shape.ToString()),
+        Reason::kLayoutMismatch);
   }
 
   Status AddPart(const ViewSpec& spec, const BufferSpec& buffer, const PartSpec& part,
@@ -165,17 +168,18 @@ class ViewResolver {
     const std::uint32_t tensor = tensors_.find(part.tensor)->second;
     if (buffer.dtype != out_.tensors[tensor].dtype) {
       return Malformed(fmt::format("tensor '{}' is {}, the buffer {}", part.tensor,
-                             DTypeName(out_.tensors[tensor].dtype), DTypeName(buffer.dtype)),
-                 Reason::kDtypeMismatch);
+                                   DTypeName(out_.tensors[tensor].dtype), DTypeName(buffer.dtype)),
+                       Reason::kDtypeMismatch);
     }
     auto pieces = view.Attach(tensor, box);
     if (!pieces.ok()) return pieces.status().Annotate(fmt::format("tensor '{}'", part.tensor));
     for (const Mapped& other : mapped_[tensor]) {
       if (spec.alias || !Intersect(other.box, box)) continue;
-      return Malformed(fmt::format("tensor '{}': box {} is mapped twice; buffer '{}' maps {} already "
-                             "(say 'alias' if both are wanted)",
-                             part.tensor, box.ToString(), other.buffer->name, other.box.ToString()),
-                 Reason::kOverlap);
+      return Malformed(
+          fmt::format("tensor '{}': box {} is mapped twice; buffer '{}' maps {} already "
+                      "(say 'alias' if both are wanted)",
+                      part.tensor, box.ToString(), other.buffer->name, other.box.ToString()),
+          Reason::kOverlap);
     }
     mapped_[tensor].push_back({box, &buffer});
     out_.pieces.insert(out_.pieces.end(), pieces->begin(), pieces->end());
@@ -189,8 +193,8 @@ class ViewResolver {
       NearNames near(out_.tensors[t].name);
       for (const BufferSpec& buffer : file_.buffers) near.Consider(buffer.name);
       return Malformed(fmt::format("tensor '{}' is mapped by no view and not left out{}",
-                             out_.tensors[t].name, NearNames::Hint(near.Take())),
-                 Reason::kUnknownTensor);
+                                   out_.tensors[t].name, NearNames::Hint(near.Take())),
+                       Reason::kUnknownTensor);
     }
     return {};
   }
