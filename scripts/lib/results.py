@@ -9,11 +9,15 @@ from pathlib import Path
 
 @dataclass
 class Outcome:
-    """What a stage did. `passed` counts single tests, `failed` names them, `skipped` gives (name, reason)."""
+    """What a stage did. `passed` counts single tests, `failed` names them, `skipped` gives (name, reason).
+
+    `made` says what came of a stage that does not test: "41 programs".
+    """
 
     passed: int = 0
     failed: list[str] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
+    made: str = ""
     seconds: float = 0.0
 
     def add(self, other: Outcome) -> None:

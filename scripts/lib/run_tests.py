@@ -85,10 +85,18 @@ def table(rows: list[tuple[Stage, Outcome]]) -> None:
     for stage, outcome in rows:
         late = outcome.seconds > stage.budget_s
         colour, word = (RED, "FAILED") if outcome.failed else (GREEN, "ok, over its budget" if late else "ok")
-        if not outcome.failed and not outcome.passed:
+        if not outcome.failed and not outcome.passed and not outcome.made:
             colour, word = DIM, "nothing ran"
+        made = f", {outcome.made}" if outcome.made else ""
         print(f"{stage.name:12} {outcome.seconds:8.1f} {stage.budget_s:7} {outcome.passed:7} {len(outcome.failed):7} "
-              f"{len(outcome.skipped):8}  {colour}{word}{OFF}")
+              f"{len(outcome.skipped):8}  {colour}{word}{OFF}{made}")
+
+
+def status_of(outcomes: list[Outcome]) -> int:
+    """0 when nothing failed and something was done: a run in which every stage was skipped has shown nothing."""
+    failed = any(outcome.failed for outcome in outcomes)
+    done = any(outcome.passed or outcome.made for outcome in outcomes)
+    return 1 if failed or not done else 0
 
 
 def stop(number: int, _: object) -> None:
@@ -135,7 +143,7 @@ def main(argv: list[str]) -> int:
     passed = sum(outcome.passed for outcome in everything)
     skipped = sum(len(outcome.skipped) for outcome in everything)
     print(f"\n{passed} passed, {len(failures)} failed, {skipped} skipped", flush=True)
-    return 1 if failures or not passed else 0
+    return status_of(everything)
 
 
 if __name__ == "__main__":

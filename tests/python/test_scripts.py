@@ -13,6 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "lib"))
 
 import results  # noqa: E402
+import run_tests  # noqa: E402
+import stages  # noqa: E402
 
 
 def googletest_report(path: Path, cases: str) -> None:
@@ -69,6 +71,36 @@ def test_stages_are_listed_from_any_folder(tmp_path: Path) -> None:
     assert answer.returncode == 0
     assert [line.split()[0] for line in answer.stdout.splitlines()] == [
         "build", "unit", "python", "acceptance", "integration", "asan", "tsan", "clang"]
+
+
+@pytest.mark.parametrize("name", ["acceptance", "clang"])
+def test_a_stage_without_the_program_it_checks_fails(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TENSORBUS_VENV", str(tmp_path))
+    (stage,) = [stage for stage in run_tests.STAGES if stage.name == name]
+    outcome = run_tests.run_stage(stage, stages.Context("dev", results=tmp_path / "results"))
+    assert (outcome.passed, outcome.skipped) == (0, [])
+    (failure,) = outcome.failed
+    assert f"{tmp_path}/bin/tensorbusctl is not there" in failure and "scripts/setup" in failure
+
+
+def test_a_build_is_no_passed_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "build" / "dev" / "bin"
+    folder.mkdir(parents=True)
+    for name, mode in {"tensorbusctl": 0o755, "tensorbusd": 0o755, "notes.txt": 0o644}.items():
+        (folder / name).touch(mode)
+    monkeypatch.setattr(stages, "ROOT", tmp_path)
+    monkeypatch.setattr(stages, "must", lambda *_: None)
+    outcome = stages.build(stages.Context("dev"))
+    assert (outcome.passed, outcome.made) == (0, "2 programs")
+
+
+def test_a_run_that_did_nothing_has_failed() -> None:
+    done, skipped = results.Outcome(passed=1), results.Outcome(skipped=[("stage unit", "stage build failed")])
+    assert run_tests.status_of([results.Outcome(made="2 programs")]) == 0
+    assert run_tests.status_of([done, skipped]) == 0
+    assert run_tests.status_of([skipped]) == 1
+    assert run_tests.status_of([]) == 1
+    assert run_tests.status_of([done, results.Outcome(failed=["a"])]) == 1
 
 
 def runs(pid: int) -> bool:
