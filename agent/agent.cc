@@ -102,6 +102,7 @@ class Agent::Core final : public SessionHost, public DeskHost {
   WorkPool& pool() override { return pool_; }
   LayoutCache& layouts() override { return layouts_; }
   PlanCache& plans() override { return plans_; }
+  ChannelEpochs& epochs() override { return epochs_; }
   TraceRing& trace() override { return trace_; }
   Outstanding& pulls() override { return pulls_; }
   const std::string& agent_name() const override { return options_.name; }
@@ -187,6 +188,7 @@ class Agent::Core final : public SessionHost, public DeskHost {
   WorkPool pool_;
   LayoutCache layouts_{16};
   PlanCache plans_{8};
+  ChannelEpochs epochs_;
   TraceRing trace_;
   SessionTable sessions_;
   WorkerDesk desk_;
@@ -298,8 +300,9 @@ void Agent::Core::AddMetrics(Metrics& metrics) {
   ranks_gauge_ = &metrics.AddGauge("tensorbus_agent_ranks_count", "Worker ranks connected now.");
   bytes_counter_ = &metrics.AddCounter("tensorbus_agent_moved_bytes_total",
                                        "Bytes that arrived at this agent's ranks.");
-  metrics.AddGauge("tensorbus_agent_staging_bytes", "Memory held for bytes on their way.",
-                   [staging = parts_.staging] { return static_cast<double>(staging->used_bytes()); });
+  metrics.AddGauge(
+      "tensorbus_agent_staging_bytes", "Memory held for bytes on their way.",
+      [staging = parts_.staging] { return static_cast<double>(staging->used_bytes()); });
   metrics.AddGauge(
       "tensorbus_agent_staging_peak_bytes", "Most memory ever held for bytes on their way.",
       [staging = parts_.staging] { return static_cast<double>(staging->used_bytes_max()); });

@@ -19,6 +19,7 @@ namespace tensorbus::agent {
 struct SessionSpec {
   SessionId id;
   std::string channel;
+  ChannelEpoch epoch;
   Version version;
   std::string source_job;
   std::string target_job;

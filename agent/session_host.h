@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "agent/channel_epochs.h"
 #include "agent/planning.h"
 #include "agent/rank.h"
 #include "agent/trace_ring.h"
@@ -26,6 +27,7 @@ class SessionHost {
   virtual WorkPool& pool() = 0;
   virtual LayoutCache& layouts() = 0;
   virtual PlanCache& plans() = 0;
+  virtual ChannelEpochs& epochs() = 0;
   virtual TraceRing& trace() = 0;
   /// Pulls whose Done has not run; the agent waits for them before it ends.
   virtual Outstanding& pulls() = 0;

@@ -43,6 +43,9 @@ Status Session::FindParts() {
                           number),
               Reason::kPeerLost};
     }
+    // The daemon may have raised the epoch of ranks that registered before an agent told it of a
+    // greater one.
+    rank->epoch = spec_.epoch;
     SourcePart part;
     part.rank = rank;
     const auto snapshot = rank->snapshots.find(spec_.version);
@@ -78,6 +81,7 @@ Status Session::FindParts() {
           Reason::kBusy};
     }
     rank->target_of = spec_.id;
+    rank->epoch = spec_.epoch;
     TargetPart part;
     part.rank = rank;
     part.memory = spec_.flip == FlipMode::kShadow ? rank->shadow : rank->memory;

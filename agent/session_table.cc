@@ -38,6 +38,8 @@ Result<SessionSpec> ParsePrepare(const proto::Prepare& message) {
   SessionSpec spec;
   spec.id = SessionId{message.session()};
   spec.channel = message.channel();
+  spec.epoch = ChannelEpoch{message.channel_epoch()};
+  if (spec.epoch == ChannelEpoch{}) return Malformed("no channel epoch");
   spec.version = Version{message.version()};
   spec.source_job = message.source_job();
   spec.target_job = message.target_job();
@@ -80,6 +82,8 @@ void SessionTable::OnPrepare(const proto::Prepare& message) {
     refused = Status(Code::kResourceExhausted,
                      fmt::format("this agent is in {} sessions already", sessions_.size()),
                      Reason::kBusy);
+  } else if (spec.ok()) {
+    refused = host_.epochs().Accept(spec->channel, spec->epoch);
   }
   if (!refused.ok()) {
     Log(LogLevel::kWarn, "session_refused", {{"session", message.session()}, {"error", refused}});

@@ -351,6 +351,7 @@ void WorkerDesk::RegisterAtDaemon(Worker& worker) {
   out.set_memory_mode(static_cast<std::uint32_t>(rank.memory->mode()));
   for (const std::string& name : rank.leave_out) out.add_leave_out(name);
   out.set_known_epoch(rank.epoch.value);
+  out.set_seen_epoch(host_.epochs().Highest(rank.identity.channel).value);
   out.set_live_version(rank.is_producer() ? rank.published.value : rank.live_version.value);
   out.set_dirty(rank.dirty);
   out.set_pid(static_cast<std::uint32_t>(worker.peer.pid));

@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "agent/channel_epochs.h"
 #include "agent/private_memory.h"
 #include "agent/rank.h"
 #include "agent/registration.h"
@@ -31,6 +32,8 @@ class DeskHost {
   /// Where the daemon should be, for messages.
   virtual const std::string& daemon_target() const = 0;
   virtual void SendToDaemon(proto::AgentMessage message) = 0;
+  /// What is known of channels across daemons.
+  virtual ChannelEpochs& epochs() = 0;
   /// To a worker. From any thread; a connection that is gone swallows it.
   virtual void SendToWorker(ConnectionId connection, wire::MessageType type, std::uint64_t request,
                             std::vector<std::byte> body, std::vector<UniqueFd> fds = {}) = 0;

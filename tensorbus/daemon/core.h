@@ -139,8 +139,8 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
   void CheckRegistering(const RankKey& key);
   void Enter(const RankKey& key, const Result<RankSummary>& checked);
   void EndRegistering(const RankKey& key, const Status& status);
-  void AnswerRegister(const std::string& agent, std::uint64_t request,
-                      const RankIdentity* identity, const Status& status);
+  void AnswerRegister(const std::string& agent, std::uint64_t request, const RankIdentity* identity,
+                      const Status& status);
   void AssembleProducer(Channel& channel, const RankKey& last);
   void ProducerAssembled(std::uint64_t number, const RankKey& last,
                          Result<std::shared_ptr<const LayoutEntry>> assembled);
@@ -156,6 +156,7 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
 
   // core_ranks.cc: who registers where, generations of a producer, leaving.
   Status Register(Agent& agent, const Registering& registering, const RankSummary& summary);
+  Status RaiseEpoch(Channel& channel, std::uint64_t heard);
   Status RegisterProducer(Agent& agent, Channel& channel, RankState rank,
                           const proto::RegisterRank& message);
   Status RegisterConsumer(Channel& channel, RankState rank, const proto::RegisterRank& message);

@@ -12,6 +12,8 @@ namespace tensorbus::daemon {
 namespace {
 
 constexpr std::size_t kMaxLeaveOut = kMaxTensors;
+/// Greatest epoch that is believed: far from where counting on would begin anew.
+constexpr std::uint64_t kMaxEpoch = std::uint64_t{1} << 62;
 
 /// Nothing registers here any more and no number has to be remembered.
 bool Forgettable(const Channel& channel) {
@@ -76,10 +78,25 @@ Status Core::Register(Agent& agent, const Registering& registering, const RankSu
   }
   Channel& channel = channels_[identity.channel];
   channel.name = identity.channel;
+  TB_RETURN_IF_ERROR(RaiseEpoch(channel, std::max(message.known_epoch(), message.seen_epoch())));
   TB_RETURN_IF_ERROR(identity.role == Role::kProducer
                          ? RegisterProducer(agent, channel, std::move(rank), message)
                          : RegisterConsumer(channel, std::move(rank), message));
   agent.ranks.insert(KeyOf(identity));
+  return {};
+}
+
+// A daemon that starts knows no epoch, and agents refuse those below what they have heard of. What
+// began in this life is newer than anything an agent remembers from another.
+Status Core::RaiseEpoch(Channel& channel, std::uint64_t heard) {
+  if (heard > kMaxEpoch) {
+    return {Code::kInvalidArgument,
+            fmt::format("a rank of channel {} registered with epoch {}", channel.name, heard),
+            Reason::kMalformed};
+  }
+  if (heard > channel.epoch.value) {
+    channel.epoch = ChannelEpoch{heard + (channel.producer.fresh ? 1 : 0)};
+  }
   return {};
 }
 
@@ -106,11 +123,9 @@ Status Core::RegisterProducer(Agent& agent, Channel& channel, RankState rank,
   const bool used = same_job && marked != producer.marks.end();
   const bool same_process = used && rank.pid != 0 && marked->second == mark;
   const std::uint64_t known = message.known_epoch();
-  const bool came_back = known != 0 && known >= channel.epoch.value &&
-                         (same_job || producer.ranks.empty()) &&
-                         (known == channel.epoch.value || !producer.fresh);
+  const bool came_back =
+      known != 0 && known == channel.epoch.value && (same_job || producer.ranks.empty());
   if (known != 0 && !came_back && !same_process) {
-    channel.epoch = std::max(channel.epoch, ChannelEpoch{known});
     return {Code::kFailedPrecondition,
             fmt::format("{} belongs to epoch {} of channel {}, which is over (now {}); restart all "
                         "ranks of the job",
@@ -123,7 +138,6 @@ Status Core::RegisterProducer(Agent& agent, Channel& channel, RankState rank,
       producer.job = identity.job;
       producer.rank_count = identity.rank_count;
     }
-    channel.epoch = std::max(channel.epoch, ChannelEpoch{known});
     rank.published = Version{message.live_version()};
     rank.republish = rank.published;
     channel.newest = std::max(channel.newest, rank.published);

@@ -37,9 +37,10 @@ void Core::OnRegister(Agent& agent, const proto::RegisterRank& message) {
   if (const auto busy = registering_.find(key); busy != registering_.end()) {
     return AnswerRegister(
         agent.name, message.request(), &*identity,
-        Status(Code::kAlreadyExists,
-               fmt::format("{} is being registered by process {} at agent {}; end that process first",
-                           identity->ToString(), busy->second.message->pid(), busy->second.agent)));
+        Status(
+            Code::kAlreadyExists,
+            fmt::format("{} is being registered by process {} at agent {}; end that process first",
+                        identity->ToString(), busy->second.message->pid(), busy->second.agent)));
   }
   registering_.emplace(key, Registering{.number = next_work_++,
                                         .agent = agent.name,
@@ -103,8 +104,6 @@ void Core::EndRegistering(const RankKey& key, const Status& status) {
       // Numbers never go back, also when they are remembered by the engines only.
       Channel& channel = channels_.at(key.channel);
       channel.newest = std::max(channel.newest, Version{message.live_version()});
-      const std::uint64_t over = message.known_epoch() + (channel.producer.fresh ? 1 : 0);
-      if (message.known_epoch() > channel.epoch.value) channel.epoch = ChannelEpoch{over};
     }
     ReconcileLater(key.channel);
   } else {
@@ -231,7 +230,8 @@ void Core::ReplicaAssembled(std::uint64_t number, const RankKey& last,
   EndRegistering(last, {});
 }
 
-/// The channel's manifest is known now. Replicas that are being put together see that by themselves.
+/// The channel's manifest is known now. Replicas that are being put together see that by
+/// themselves.
 void Core::CheckReplicas(Channel& channel) {
   for (auto& [key, replica] : channel.replicas) {
     if (replica.complete() || replica.ranks.size() < replica.rank_count) {
@@ -247,15 +247,13 @@ void Core::StartReplicaCheck(Channel& channel, Replica& replica) {
   const std::string who = ReplicaName(channel, replica);
   side_work_.Start<bool>(
       SideWork::Lane::kRegistrations, "checking " + who, executor_.Now() + options_.work_timeout,
-      [manifest = channel.producer.layout, parts = PartsOf(replica.ranks), combined = replica.layout,
-       who]() -> Result<bool> {
+      [manifest = channel.producer.layout, parts = PartsOf(replica.ranks),
+       combined = replica.layout, who]() -> Result<bool> {
         TB_RETURN_IF_ERROR(CheckReplica(*manifest, parts, combined.get(), who));
         return true;
       },
-      [this, number, name = channel.name,
-       key = ReplicaKey(replica.job, replica.replica)](const Result<bool>& checked) {
-        ReplicaChecked(number, name, key, checked.status());
-      });
+      [this, number, name = channel.name, key = ReplicaKey(replica.job, replica.replica)](
+          const Result<bool>& checked) { ReplicaChecked(number, name, key, checked.status()); });
 }
 
 void Core::ReplicaChecked(std::uint64_t number, const std::string& name, const ReplicaKey& key,

@@ -261,6 +261,55 @@ TEST_F(VersionSim, BeginsAboveOldNumbersWhenOnlyEnginesRememberThem) {
               IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
 }
 
+TEST_F(VersionSim, BeginsAboveAnEpochThatOnlyAnAgentRemembers) {
+  Start();
+  world_.RestartDaemon(100);
+  World::JobOptions fresh;
+  fresh.pid = 2000;
+  fresh.seen_epoch = 5;
+  world_.StartJob("trainer", Role::kProducer, 2, {"a"}, fresh);
+  EXPECT_EQ(world_.worker("trainer", 0).epoch, 6U);
+}
+
+TEST_F(VersionSim, RaisesTheEpochOfATrainerThatBeganBeforeAnAgentToldOfAGreaterOne) {
+  Start();
+  world_.RestartDaemon(100);
+  World::JobOptions fresh;
+  fresh.pid = 2000;
+  world_.StartJob("trainer", Role::kProducer, 2, {"a"}, fresh);
+  EXPECT_EQ(world_.worker("trainer", 0).epoch, 1U);
+  World::JobOptions engine;
+  engine.seen_epoch = 5;
+  world_.StartJob("engine", Role::kConsumer, 2, {"b"}, engine);
+  world_.PublishAll("trainer", 7);
+  Sync();
+  EXPECT_EQ(world_.worker("engine", 0).live, 7U);
+  EXPECT_EQ(world_.agent("b").prepared_epoch, 6U);
+}
+
+TEST_F(VersionSim, RefusesATrainerOfAnEpochThatAnAgentKnowsToBeOver) {
+  Start();
+  world_.RestartDaemon(100);
+  World::JobOptions engine;
+  engine.seen_epoch = 5;
+  world_.StartJob("engine", Role::kConsumer, 2, {"b"}, engine);
+  World::JobOptions back;
+  back.known_epoch = 4;
+  back.live_version = 9;
+  EXPECT_THAT(world_.Register("a", "trainer", Role::kProducer, 0, 2, back).registered.value(),
+              IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
+}
+
+TEST_F(VersionSim, RefusesAnEpochBeyondCounting) {
+  Start();
+  World::JobOptions broken;
+  broken.replica = 1;
+  broken.seen_epoch = ~std::uint64_t{0};
+  EXPECT_THAT(world_.Register("b", "engine", Role::kConsumer, 0, 2, broken).registered.value(),
+              IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  EXPECT_EQ(world_.worker("trainer", 0).epoch, 1U);
+}
+
 // ---- what fits
 
 TEST_F(VersionSim, NamesATensorTheChannelDoesNotHave) {

@@ -213,6 +213,7 @@ void FakeAgent::Handle(const proto::DaemonMessage& message) {
 
 void FakeAgent::OnPrepare(const proto::Prepare& prepare) {
   sessions_[prepare.session()] = prepare;
+  prepared_epoch = prepare.channel_epoch();
   if (prepare.go()) return Move(prepare.session());
   world_.executor.PostAfter(kStep, [this, session = prepare.session()] {
     if (!sessions_.contains(session)) return;
@@ -326,8 +327,8 @@ void FakeAgent::AnswerQuery(const proto::Query& query) {
     for (const proto::TensorDigest& want : query.digest().boxes()) {
       proto::TensorDigest& out = *answer.add_digests();
       out = want;
-      *out.mutable_digest() = DigestOf(rpc::FromProto(want.box()).value(),
-                                       snapshot != 0 ? snapshot : worker.content);
+      *out.mutable_digest() =
+          DigestOf(rpc::FromProto(want.box()).value(), snapshot != 0 ? snapshot : worker.content);
     }
   }
   Say(std::move(message));
@@ -384,6 +385,7 @@ Worker& World::Register(const std::string& agent, const std::string& job, Role r
   registration.set_memory_mode(1);
   registration.set_pid(options.pid + rank);
   registration.set_known_epoch(options.known_epoch);
+  registration.set_seen_epoch(options.seen_epoch);
   registration.set_live_version(options.live_version);
   registration.set_dirty(options.dirty);
   for (const std::string& name : options.leave_out) registration.add_leave_out(name);

@@ -73,6 +73,7 @@ class FakeAgent : public rpc::AgentPort {
   std::uint32_t loss_per_mille = 0;             ///< of what it sends
   std::function<std::uint64_t()> random;
   std::map<Received, int> received;
+  std::uint64_t prepared_epoch = 0;  ///< what the last Prepare said
 
  private:
   void Handle(const proto::DaemonMessage& message);
@@ -132,6 +133,7 @@ class World {
     Proof proof = Proof::kReadback;
     std::uint32_t pid = 1000;
     std::uint64_t known_epoch = 0;
+    std::uint64_t seen_epoch = 0;
     std::uint64_t live_version = 0;
     bool dirty = false;
     std::vector<std::string> leave_out = {};

@@ -255,6 +255,64 @@ TEST_F(AgentFixture, ComesBackToADaemonThatCrashed) {
   EXPECT_EQ(targets[0]->CountWrong(2), 0U);
 }
 
+TEST_F(AgentFixture, RefusesASessionOfAnOlderEpochThanItHasSeen) {
+  StartPair(FlipMode::kInPlace);
+  daemon.set_epoch(5);
+  PublishAll(1);
+  for (const auto& updated : UpdateAll()) ASSERT_OK(updated.status);
+  daemon.set_epoch(4);
+  PublishAll(2);
+  for (const auto& updated : UpdateAll()) {
+    EXPECT_THAT(updated.status, IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
+    EXPECT_THAT(updated.status.message(), ::testing::HasSubstr("policy"));
+    EXPECT_THAT(updated.status.message(), ::testing::HasSubstr("epoch 4"));
+    EXPECT_THAT(updated.status.message(), ::testing::HasSubstr("epoch 5"));
+  }
+  EXPECT_EQ(targets[0]->CountWrong(1), 0U) << "a byte of the refused version came";
+  daemon.set_epoch(5);
+  PublishAll(3);
+  for (const auto& updated : UpdateAll()) EXPECT_OK(updated.status);
+}
+
+TEST_F(AgentFixture, TellsADaemonWithoutMemoryWhichEpochItHasSeen) {
+  StartPair(FlipMode::kInPlace);
+  daemon.set_epoch(5);
+  PublishAll(1);
+  for (const auto& updated : UpdateAll()) ASSERT_OK(updated.status);
+  daemon.Crash(/*accept_again=*/true);
+  ASSERT_TRUE(daemon.AwaitReceived(proto::AgentMessage::kRegisterRank, 8));
+  const auto registered = daemon.Received(proto::AgentMessage::kRegisterRank);
+  for (std::size_t i = 0; i < 8; ++i) {
+    const std::uint64_t seen = i < 4 ? 0 : 5;
+    EXPECT_EQ(registered[i].register_rank().seen_epoch(), seen) << i;
+    EXPECT_EQ(registered[i].register_rank().known_epoch(), seen) << i;
+  }
+}
+
+TEST(ChannelEpochs, KeepTheHighestAndNeverGoBack) {
+  agent::ChannelEpochs epochs;
+  EXPECT_EQ(epochs.Highest("policy"), ChannelEpoch{});
+  EXPECT_OK(epochs.Accept("policy", ChannelEpoch{3}));
+  EXPECT_OK(epochs.Accept("policy", ChannelEpoch{3}));
+  EXPECT_OK(epochs.Accept("policy", ChannelEpoch{7}));
+  const Status older = epochs.Accept("policy", ChannelEpoch{6});
+  EXPECT_THAT(older, IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
+  EXPECT_THAT(older.message(), ::testing::HasSubstr("channel policy"));
+  EXPECT_EQ(epochs.Highest("policy"), ChannelEpoch{7});
+  EXPECT_OK(epochs.Accept("reward", ChannelEpoch{1})) << "channels count for themselves";
+}
+
+TEST(ChannelEpochs, ForgetTheChannelHeardOfLongestAgo) {
+  agent::ChannelEpochs epochs(2);
+  EXPECT_OK(epochs.Accept("a", ChannelEpoch{2}));
+  EXPECT_OK(epochs.Accept("b", ChannelEpoch{2}));
+  EXPECT_OK(epochs.Accept("a", ChannelEpoch{2}));
+  EXPECT_OK(epochs.Accept("c", ChannelEpoch{2}));
+  EXPECT_EQ(epochs.Highest("a"), ChannelEpoch{2});
+  EXPECT_EQ(epochs.Highest("b"), ChannelEpoch{});
+  EXPECT_EQ(epochs.Highest("c"), ChannelEpoch{2});
+}
+
 TEST_F(AgentFixture, ADaemonLostMidSessionAbortsItAndTheUpdateGoesOnAfterwards) {
   StartPair(FlipMode::kInPlace);
   PublishAll(1);
@@ -280,7 +338,8 @@ TEST_F(AgentFixture, MemoryRegisteredAnewWithoutADaemonIsWrittenWhereItIsNow) {
   ASSERT_OK(targets[0]->Ask(MessageType::kClaim, {}));  // answered once the daemon is missed
   Registration& moved = targets[0]->registration;
   moved.pieces[0].offset = moved.segment_bytes[0];
-  EXPECT_THAT(targets[0]->Register().status(), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  EXPECT_THAT(targets[0]->Register().status(),
+              IsStatus(Code::kInvalidArgument, Reason::kMalformed));
   moved.pieces[0].offset = 64;
   moved.segment_bytes[0] += 64;
   daemon.Accept(true);

@@ -187,6 +187,10 @@ void FakeDaemon::set_early_go(bool early_go) {
   executor_.Post([this, early_go] { early_go_ = early_go; });
 }
 
+void FakeDaemon::set_epoch(std::uint64_t epoch) {
+  executor_.Post([this, epoch] { epoch_ = epoch; });
+}
+
 std::vector<AgentMessage> FakeDaemon::Received(AgentMessage::BodyCase kind) const {
   MutexLock lock(mutex_);
   std::vector<AgentMessage> out;
@@ -354,7 +358,7 @@ void FakeDaemon::OnRegister(std::uint64_t link, const proto::RegisterRank& messa
     latest_ = std::max(latest_, message.live_version());
   }
   ranks_[RankKey::Of(identity)] = std::move(state);
-  answer.mutable_rank_registered()->set_channel_epoch(1);
+  answer.mutable_rank_registered()->set_channel_epoch(epoch_);
   executor_.PostAfter(register_time_, [this, link, answer] { SendTo(link, answer); });
 }
 
@@ -449,7 +453,7 @@ void FakeDaemon::Start(const std::string& job, std::uint32_t replica, std::uint6
     session->links.push_back(link);
   }
   prepare.set_session(session->id.value);
-  prepare.set_channel_epoch(1);
+  prepare.set_channel_epoch(epoch_);
   prepare.set_version(version);
   prepare.set_target_job(job);
   prepare.set_replica(replica);

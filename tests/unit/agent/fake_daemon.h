@@ -52,6 +52,8 @@ class FakeDaemon {
   void set_register_time(Nanos time);
   void set_from_snapshot(bool from_snapshot);
   void set_early_go(bool early_go);
+  /// The channel's epoch from now on, in registrations and sessions.
+  void set_epoch(std::uint64_t epoch);
 
   /// Messages of a kind that came so far.
   std::vector<proto::AgentMessage> Received(proto::AgentMessage::BodyCase kind) const;
@@ -102,6 +104,7 @@ class FakeDaemon {
   Nanos register_time_{};
   bool from_snapshot_ = false;
   bool early_go_ = false;
+  std::uint64_t epoch_ = 1;
   std::map<std::string, Hash128> last_plan_;
   std::uint64_t next_link_ = 1;  // guarded by mutex_ as well
 
