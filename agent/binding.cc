@@ -19,6 +19,18 @@ std::uint64_t OffsetOf(const Box& box, const Piece& piece) {
   return offset;
 }
 
+/// The box whose elements stand where the block says.
+Box BoxOf(const StridedBlock& block) {
+  std::array<Range, kMaxDims> ranges = {};
+  std::uint64_t offset = block.stream_offset;
+  for (std::size_t d = 0; d < block.rank; ++d) {
+    const std::uint64_t lo = offset / block.stream_strides[d];
+    offset %= block.stream_strides[d];
+    ranges[d] = {.lo = lo, .hi = lo + block.extents[d]};
+  }
+  return Box(std::span<const Range>(ranges).first(block.rank));
+}
+
 Status NotHeld(const TensorSpec& spec, std::uint32_t rank, const Box& box) {
   return {Code::kFailedPrecondition,
           fmt::format("rank {} registered no memory for {}{}, which its layout says it holds", rank,
@@ -60,6 +72,7 @@ Status BindOp(const PieceIndex& pieces, const RegisteredPlaces& registered, cons
       first = &piece;
       route->blocks.push_back(pieces.Place(number, op.box));
       route->bytes += route->blocks.back().block.bytes();
+      route->boxes.Add(op.tensor, BoxOf(route->blocks.back().block));
     } else if (side == RouteSide::kTarget && piece.box == first->box) {
       route->aliases.push_back(
           {.block = index, .place = pieces.Place(number, op.box), .readback = {}});

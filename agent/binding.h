@@ -12,6 +12,7 @@
 #include "planner/plan.h"
 #include "tensorbus/base/status.h"
 #include "tensorbus/transport/transport.h"
+#include "tensorbus/types/box_sum.h"
 #include "tensorbus/types/layout.h"
 #include "tensorbus/types/piece.h"
 #include "tensorbus/types/strided.h"
@@ -81,6 +82,8 @@ struct BoundRoute {
   /// Target ends only: where each block is read back, by RegisteredPlaces.
   std::vector<PlacedBlock> readback;
   std::uint64_t bytes = 0;
+  /// What the blocks are, read off their places in the tensors' streams rather than off the plan.
+  BoxSum boxes;
 
   transport::RouteEnd At(std::span<std::byte* const> bases) const;
 };

@@ -145,6 +145,7 @@ class Session : public std::enable_shared_from_this<Session> {
   /// The copy op that a block of a route is.
   CopyOp OpOf(const BoundRoute& route, std::size_t block) const;
   Status BlockFault(const TargetPart& part, const BoundRoute& route, std::size_t block) const;
+  const RouteSums* SumsOf(const SourcePart& part) const;
   const std::vector<DigestSum>* ReceiptOf(const BoundRoute& target_route) const;
   void PartPulled(std::size_t part);
   void CheckMemory(std::size_t part);

@@ -173,15 +173,20 @@ Status Session::CheckRoute(const TargetPart& part, const BoundRoute& route,
   return {};
 }
 
+// What the source counted at publish, or before its routes were opened; null when nobody asked.
+const RouteSums* Session::SumsOf(const SourcePart& part) const {
+  const auto receipts = part.rank->receipts.find(spec_.version);
+  if (receipts == part.rank->receipts.end()) return nullptr;
+  const auto sums = receipts->second.routes.find(plan_key_);
+  return sums == receipts->second.routes.end() ? nullptr : &sums->second;
+}
+
 const std::vector<DigestSum>* Session::ReceiptOf(const BoundRoute& target_route) const {
   for (const SourcePart& source : sources_) {
     if (source.rank->identity.rank != target_route.source_rank) continue;
-    const auto receipts = source.rank->receipts.find(spec_.version);
-    if (receipts == source.rank->receipts.end()) return nullptr;
-    const auto sums = receipts->second.routes.find(plan_key_);
-    if (sums == receipts->second.routes.end()) return nullptr;
-    for (std::size_t i = 0; i < source.routes->size(); ++i) {
-      if ((*source.routes)[i].target_rank == target_route.target_rank) return &sums->second[i];
+    const RouteSums* const sums = SumsOf(source);
+    for (std::size_t i = 0; sums != nullptr && i < source.routes->size(); ++i) {
+      if ((*source.routes)[i].target_rank == target_route.target_rank) return &(*sums)[i];
     }
   }
   return nullptr;
@@ -264,12 +269,15 @@ void Session::PartVerified(std::size_t index) {
   proto::SessionReceipt& receipt = *message.mutable_session_receipt();
   receipt.set_session(spec_.id.value);
   receipt.set_target_rank(part.rank->identity.rank);
+  receipt.set_version(spec_.version.value);
+  receipt.set_channel_epoch(spec_.epoch.value);
   for (std::size_t r = 0; r < part.routes->size(); ++r) {
     proto::RouteReceipt& entry = *receipt.add_routes();
     entry.set_source_rank((*part.routes)[r].source_rank);
     entry.set_target_rank(part.rank->identity.rank);
     *entry.mutable_source() = rpc::ToProto(part.results[r].source.total());
     *entry.mutable_target() = rpc::ToProto(part.results[r].target.total());
+    *entry.mutable_boxes() = rpc::ToProto((*part.routes)[r].boxes);
   }
   if (part.bytes != 0) receipt.set_copy_seconds(Seconds(part.last_byte - part.first_byte));
   host_.Send(std::move(message));
@@ -304,18 +312,19 @@ void Session::SourceClosed(std::size_t index) {
   proto::SourceDone& done = *message.mutable_source_done();
   done.set_session(spec_.id.value);
   done.set_source_rank(part.rank->identity.rank);
-  const auto receipts = part.rank->receipts.find(spec_.version);
-  if (receipts != part.rank->receipts.end()) {
-    const auto sums = receipts->second.routes.find(plan_key_);
-    for (std::size_t r = 0; sums != receipts->second.routes.end() && r < part.routes->size(); ++r) {
-      transport::RouteReceipt own;
-      own.blocks = sums->second[r];
-      proto::RouteReceipt& entry = *done.add_routes();
-      entry.set_source_rank(part.rank->identity.rank);
-      entry.set_target_rank((*part.routes)[r].target_rank);
-      *entry.mutable_source() = rpc::ToProto(own.total());
-      *entry.mutable_target() = rpc::ToProto(own.total());
-    }
+  // What the memory is now, whatever it was when the session began.
+  done.set_version(live ? part.rank->published.value : spec_.version.value);
+  done.set_channel_epoch(part.rank->epoch.value);
+  const RouteSums* const sums = SumsOf(part);
+  for (std::size_t r = 0; r < part.routes->size(); ++r) {
+    proto::RouteReceipt& entry = *done.add_routes();
+    entry.set_source_rank(part.rank->identity.rank);
+    entry.set_target_rank((*part.routes)[r].target_rank);
+    *entry.mutable_boxes() = rpc::ToProto((*part.routes)[r].boxes);
+    if (sums == nullptr) continue;
+    transport::RouteReceipt own;
+    own.blocks = (*sums)[r];
+    *entry.mutable_source() = rpc::ToProto(own.total());
   }
   host_.Send(std::move(message));
 }

@@ -55,6 +55,7 @@ Result<std::shared_ptr<const LayoutEntry>> Assemble(const std::vector<RankPart>&
   entry->hash = HashOf(entry->layout);
   entry->blob = rpc::ToString(Serialize(entry->layout));
   entry->rank_bytes = std::move(rank_bytes);
+  entry->rank_boxes = BoxSumsOf(entry->layout);
   for (const JobLayout::Tensor& tensor : entry->layout.tensors) entry->bytes += tensor.spec.bytes();
   return std::shared_ptr<const LayoutEntry>(std::move(entry));
 }

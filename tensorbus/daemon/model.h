@@ -13,6 +13,7 @@
 #include "tensorbus/base/hash.h"
 #include "tensorbus/base/status.h"
 #include "tensorbus/daemon/coverage.h"
+#include "tensorbus/types/box_sum.h"
 #include "tensorbus/types/ids.h"
 #include "tensorbus/types/layout.h"
 
@@ -66,6 +67,7 @@ struct LayoutEntry {
   Hash128 hash;
   std::string blob;                       ///< Serialize(layout)
   std::vector<std::uint64_t> rank_bytes;  ///< bytes each rank holds
+  std::vector<BoxSum> rank_boxes;         ///< what each rank holds
   std::uint64_t bytes = 0;                ///< logical bytes of all tensors
 };
 
@@ -169,7 +171,7 @@ struct Replica {
   /// Names the work that puts its layouts together or compares them with the channel's; 0 for none.
   /// Until it is done no session opens.
   std::uint64_t assembly = 0;
-  SessionId session;                          ///< running; 0 for none
+  SessionId session;  ///< running; 0 for none
 
   bool complete() const { return layout != nullptr; }
   bool dirty() const;

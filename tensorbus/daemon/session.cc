@@ -143,6 +143,25 @@ Result<Session::Step> Session::OnReady(const std::string& agent, const Hash128& 
   return Step::kGo;
 }
 
+Status Session::CheckVersion(const std::string& who, std::uint64_t version,
+                             std::uint64_t epoch) const {
+  if (version == config_.version.value && epoch == config_.epoch.value) return {};
+  return {
+      Code::kFailedPrecondition,
+      fmt::format("{} has a receipt of version {} in epoch {}, the session brings version {} in "
+                  "epoch {}; it ends before its flip, ask for a version again",
+                  who, version, epoch, config_.version.value, config_.epoch.value),
+      Reason::kStaleVersion};
+}
+
+std::string Session::Difference(const BoxSum& a, const BoxSum& b) const {
+  const std::vector<JobLayout::Tensor>& tensors = config_.target->layout.tensors;
+  const auto count = static_cast<std::uint32_t>(tensors.size());
+  const std::int64_t tensor = DifferingTensor(a, b, count);
+  if (tensor < 0) return "boxes of several tensors";
+  return "boxes of " + tensors[static_cast<std::size_t>(tensor)].spec.name;
+}
+
 Status Session::CheckRoute(const proto::RouteReceipt& route) const {
   const std::uint32_t source = route.source_rank();
   const std::uint32_t target = route.target_rank();
@@ -164,30 +183,39 @@ Result<Session::Step> Session::OnReceipt(const std::string& agent,
   const std::uint32_t target = receipt.target_rank();
   TB_RETURN_IF_ERROR(CheckOwner(agent, &Participant::target_ranks, target, "a receipt"));
   if (state_ != State::kMoving) return Unexpected("a receipt");
+  TB_RETURN_IF_ERROR(CheckVersion(TargetName(target), receipt.version(), receipt.channel_epoch()));
   if (received_.contains(target)) {
     return Malformed(TargetName(target) + " reported its receipt twice");
   }
   std::uint64_t bytes = 0;
+  BoxSum boxes;
   for (const proto::RouteReceipt& route : receipt.routes()) {
     if (route.target_rank() != target) {
       return Malformed(fmt::format("the receipt of {} names target rank {}", TargetName(target),
                                    route.target_rank()));
     }
     TB_RETURN_IF_ERROR(CheckRoute(route));
-    const bool first =
-        routes_
-            .emplace(std::pair(route.source_rank(), target),
-                     Route{rpc::FromProto(route.source()), rpc::FromProto(route.target())})
-            .second;
+    const bool first = routes_
+                           .emplace(std::pair(route.source_rank(), target),
+                                    Route{.source = rpc::FromProto(route.source()),
+                                          .target = rpc::FromProto(route.target()),
+                                          .boxes = rpc::FromProto(route.boxes())})
+                           .second;
     if (!first) {
       return Malformed(fmt::format("the receipt of {} names {} twice", TargetName(target),
                                    SourceName(route.source_rank())));
     }
     bytes += route.target().bytes();
+    boxes += rpc::FromProto(route.boxes());
   }
   if (bytes != config_.target->rank_bytes[target]) {
     return Mismatch(fmt::format("{} reports {} bytes, its layout has {}: some route is missing",
                                 TargetName(target), bytes, config_.target->rank_bytes[target]));
+  }
+  if (boxes != config_.target->rank_boxes[target]) {
+    return Mismatch(fmt::format("{} has receipts for other {} than its layout asks for",
+                                TargetName(target),
+                                Difference(boxes, config_.target->rank_boxes[target])));
   }
   bytes_ += bytes;
   received_.insert(target);
@@ -196,26 +224,56 @@ Result<Session::Step> Session::OnReceipt(const std::string& agent,
   return Step::kFinish;
 }
 
+// A route as its source saw it, against what its target reported.
+Status Session::CheckCounted(std::uint32_t source, const proto::RouteReceipt& route) const {
+  const std::uint32_t target = route.target_rank();
+  if (route.source_rank() != source) {
+    return Malformed(fmt::format("{} names a route of source rank {}, which is not its own",
+                                 SourceName(source), route.source_rank()));
+  }
+  const auto found = routes_.find({source, target});
+  if (found == routes_.end()) {
+    return Mismatch(fmt::format("{} counts a route to target rank {} that no target reported",
+                                SourceName(source), target));
+  }
+  const BoxSum boxes = rpc::FromProto(route.boxes());
+  if (boxes != found->second.boxes) {
+    return Mismatch(fmt::format("{} opened other {} for {} than arrived there", SourceName(source),
+                                Difference(boxes, found->second.boxes), TargetName(target)));
+  }
+  if (!route.has_source()) {
+    if (config_.proof != Proof::kStream) return {};
+    return Mismatch(
+        fmt::format("{} has no receipt of its own for its route to {}, which the proof "
+                    "asks for",
+                    SourceName(source), TargetName(target)));
+  }
+  const DigestSum counted = rpc::FromProto(route.source());
+  if (counted == found->second.source) return {};
+  return Mismatch(fmt::format("{} counted {} for {}, which received {}", SourceName(source),
+                              ToText(counted), TargetName(target), ToText(found->second.source)));
+}
+
 Result<Session::Step> Session::OnSourceDone(const std::string& agent,
                                             const proto::SourceDone& done) {
   const std::uint32_t source = done.source_rank();
   TB_RETURN_IF_ERROR(CheckOwner(agent, &Participant::source_ranks, source, "the end"));
   if (state_ != State::kFinishing) return Unexpected("a source's end");
+  TB_RETURN_IF_ERROR(CheckVersion(SourceName(source), done.version(), done.channel_epoch()));
   std::set<std::uint32_t> named;
   for (const proto::RouteReceipt& route : done.routes()) {
-    const std::uint32_t target = route.target_rank();
-    const auto found = routes_.find({source, target});
-    if (route.source_rank() != source || found == routes_.end()) {
-      return Mismatch(fmt::format("{} counts a route to target rank {} that no target reported",
-                                  SourceName(source), target));
+    TB_RETURN_IF_ERROR(CheckCounted(source, route));
+    if (!named.insert(route.target_rank()).second) {
+      return Malformed(fmt::format("{} names its route to {} twice", SourceName(source),
+                                   TargetName(route.target_rank())));
     }
-    const DigestSum counted = rpc::FromProto(route.source());
-    if (counted != found->second.source) {
-      return Mismatch(fmt::format("{} counted {} for {}, which received {}", SourceName(source),
-                                  ToText(counted), TargetName(target),
-                                  ToText(found->second.source)));
-    }
-    named.insert(target);
+  }
+  for (auto at = routes_.lower_bound({source, 0}); at != routes_.end() && at->first.first == source;
+       ++at) {
+    if (named.contains(at->first.second)) continue;
+    return Mismatch(fmt::format("{} leaves out its route to {}, which received {}",
+                                SourceName(source), TargetName(at->first.second),
+                                ToText(at->second.source)));
   }
   source_done_.insert(source);
   if (source_done_.size() < config_.source->layout.rank_count) return Step::kNone;

@@ -10,6 +10,7 @@
 #include "proto/tensorbus.pb.h"
 #include "tensorbus/base/status.h"
 #include "tensorbus/daemon/model.h"
+#include "tensorbus/types/box_sum.h"
 #include "tensorbus/types/strided.h"
 
 namespace tensorbus::daemon {
@@ -18,6 +19,7 @@ namespace tensorbus::daemon {
 struct Route {
   DigestSum source;
   DigestSum target;
+  BoxSum boxes;
 };
 
 /// One transfer of one version to one replica, as the daemon follows it:
@@ -76,6 +78,7 @@ class Session {
   proto::Prepare PrepareMessage(Nanos timeout) const;
 
   // Each fails with what ends the session: kPlanMismatch, kChecksumMismatch naming the route,
+  // kStaleVersion for a receipt of another version or epoch,
   // kMalformed for reports that make no sense (unknown rank, twice, not this agent's).
   Result<Step> OnReady(const std::string& agent, const Hash128& plan_digest);
   Result<Step> OnReceipt(const std::string& agent, const proto::SessionReceipt& receipt);
@@ -93,7 +96,11 @@ class Session {
  private:
   Status CheckOwner(const std::string& agent, const std::vector<std::uint32_t> Participant::*ranks,
                     std::uint32_t rank, const char* what) const;
+  Status CheckVersion(const std::string& who, std::uint64_t version, std::uint64_t epoch) const;
   Status CheckRoute(const proto::RouteReceipt& route) const;
+  Status CheckCounted(std::uint32_t source, const proto::RouteReceipt& route) const;
+  /// "model.norm.weight", or that there is more than one such tensor.
+  std::string Difference(const BoxSum& a, const BoxSum& b) const;
   Status Unexpected(const char* what) const;
 
   Config config_;

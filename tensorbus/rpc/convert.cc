@@ -86,6 +86,17 @@ DigestSum FromProto(const proto::Digest& digest) {
   return {.a = digest.a(), .b = digest.b(), .bytes = digest.bytes()};
 }
 
+proto::BoxSum ToProto(const BoxSum& sum) {
+  proto::BoxSum out;
+  out.set_sum(sum.sum);
+  out.set_located(sum.located);
+  return out;
+}
+
+BoxSum FromProto(const proto::BoxSum& sum) {
+  return {.sum = sum.sum(), .located = sum.located()};
+}
+
 proto::BoxMessage ToProto(const Box& box) {
   proto::BoxMessage out;
   for (const Range& range : box.ranges()) {

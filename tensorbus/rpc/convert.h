@@ -10,6 +10,7 @@
 #include "tensorbus/base/hash.h"
 #include "tensorbus/base/status.h"
 #include "tensorbus/types/box.h"
+#include "tensorbus/types/box_sum.h"
 #include "tensorbus/types/ids.h"
 #include "tensorbus/types/strided.h"
 
@@ -31,6 +32,9 @@ Hash128 FromProto(const proto::Hash& hash);
 
 proto::Digest ToProto(const DigestSum& sum);
 DigestSum FromProto(const proto::Digest& digest);
+
+proto::BoxSum ToProto(const BoxSum& sum);
+BoxSum FromProto(const proto::BoxSum& sum);
 
 proto::BoxMessage ToProto(const Box& box);
 /// Errors: kInvalidArgument/kMalformed: more than kMaxDims dimensions, lo and hi of different

@@ -227,6 +227,16 @@ TEST_F(SessionSim, RefusesToFlipWhenASourceCountedOtherBytes) {
   EXPECT_EQ(world_.agent("b").received[Received::kFlipPrepare], 0);
 }
 
+TEST_F(SessionSim, RefusesToFlipOnReceiptsOfAnotherEpoch) {
+  Start();
+  world_.agent("b").stale_receipts = true;
+  world_.PublishAll("trainer", 7);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  EXPECT_THAT(Failure(), IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
+  EXPECT_EQ(world_.agent("b").received[Received::kFlipPrepare], 0);
+  for (const Worker* worker : world_.WorkersOf("engine")) EXPECT_EQ(worker->live, 0U);
+}
+
 // ---- somebody dies or falls silent ------------------------------------------------------------
 
 constexpr Received kSteps[] = {Received::kPrepare, Received::kGo, Received::kFinish,

@@ -67,6 +67,20 @@ proto::Digest DigestOfRoute(const proto::Prepare& prepare, std::uint32_t source,
   return digest;
 }
 
+/// The boxes to go with it: tensor 0 is "w", 1 is "norm".
+proto::BoxSum BoxesOfRoute(const proto::Prepare& prepare, std::uint32_t source,
+                           std::uint32_t target) {
+  const std::uint32_t sources = RankCount(prepare, true);
+  const Range from = ShareOf(source, sources);
+  const Range to = ShareOf(target, RankCount(prepare, false));
+  const Range common[] = {{.lo = std::max(from.lo, to.lo), .hi = std::min(from.hi, to.hi)}};
+  const Range norm[] = {{.lo = 0, .hi = 16}};
+  BoxSum boxes;
+  if (!common[0].empty()) boxes.Add(0, Box(std::span<const Range>(common)));
+  if (target % sources == source) boxes.Add(1, Box(std::span<const Range>(norm)));
+  return rpc::ToProto(boxes);
+}
+
 }  // namespace
 
 // ---- FakeAgent --------------------------------------------------------------------------------
@@ -235,6 +249,8 @@ void FakeAgent::Move(std::uint64_t session) {
       proto::SessionReceipt& receipt = *message.mutable_session_receipt();
       receipt.set_session(session);
       receipt.set_target_rank(target);
+      receipt.set_version(prepare.version());
+      receipt.set_channel_epoch(prepare.channel_epoch() + (stale_receipts ? 1 : 0));
       for (std::uint32_t source = 0; source < RankCount(prepare, true); ++source) {
         const proto::Digest digest = DigestOfRoute(prepare, source, target);
         if (digest.bytes() == 0) continue;
@@ -243,6 +259,7 @@ void FakeAgent::Move(std::uint64_t session) {
         route.set_target_rank(target);
         *route.mutable_source() = digest;
         *route.mutable_target() = digest;
+        *route.mutable_boxes() = BoxesOfRoute(prepare, source, target);
         if (corrupt_target == target) route.mutable_target()->set_a(digest.a() ^ 1);
       }
       Say(std::move(message));
@@ -259,6 +276,8 @@ void FakeAgent::Finish(std::uint64_t session) {
       proto::AgentMessage message;
       message.mutable_source_done()->set_session(session);
       message.mutable_source_done()->set_source_rank(source);
+      message.mutable_source_done()->set_version(prepare.version());
+      message.mutable_source_done()->set_channel_epoch(prepare.channel_epoch());
       for (std::uint32_t target = 0; target < RankCount(prepare, false); ++target) {
         proto::Digest digest = DigestOfRoute(prepare, source, target);
         if (digest.bytes() == 0) continue;
@@ -267,6 +286,7 @@ void FakeAgent::Finish(std::uint64_t session) {
         route.set_source_rank(source);
         route.set_target_rank(target);
         *route.mutable_source() = digest;
+        *route.mutable_boxes() = BoxesOfRoute(prepare, source, target);
       }
       Say(std::move(message));
     }

@@ -69,6 +69,7 @@ class FakeAgent : public rpc::AgentPort {
   std::string plan = "plan";                    ///< what its plan digest is the digest of
   std::optional<std::uint32_t> corrupt_target;  ///< target rank whose digest differs
   std::optional<std::uint32_t> corrupt_source;  ///< source rank that counts other bytes than left
+  bool stale_receipts = false;                  ///< whose receipts are of another epoch
   bool silent = false;                          ///< says nothing more, though its stream stands
   std::uint32_t loss_per_mille = 0;             ///< of what it sends
   std::function<std::uint64_t()> random;

@@ -49,6 +49,8 @@ struct FakeDaemon::SessionState {
   std::set<std::string> flip_ready;
   std::set<std::string> flip_done;
   std::set<Hash128> digests;
+  std::vector<BoxSum> target_boxes;
+  std::map<std::pair<std::uint32_t, std::uint32_t>, BoxSum> boxes;  ///< received, no source yet
   bool over = false;
 };
 
@@ -297,9 +299,16 @@ void FakeDaemon::OnAgentMessage(std::uint64_t link, AgentMessage message) {
       const SessionId id{message.session_receipt().session()};
       const auto session = sessions_.find(id);
       if (session == sessions_.end()) return;
+      EXPECT_EQ(message.session_receipt().version(), session->second->version);
+      EXPECT_EQ(message.session_receipt().channel_epoch(), epoch_);
+      BoxSum boxes;
       for (const proto::RouteReceipt& route : message.session_receipt().routes()) {
         EXPECT_EQ(rpc::FromProto(route.source()), rpc::FromProto(route.target()));
+        boxes += rpc::FromProto(route.boxes());
+        session->second->boxes[{route.source_rank(), route.target_rank()}] =
+            rpc::FromProto(route.boxes());
       }
+      EXPECT_EQ(boxes, session->second->target_boxes.at(message.session_receipt().target_rank()));
       return Count(id, &session->second->receipts, who(message.session_receipt().target_rank()),
                    session->second->target_count, Step::kFinish);
     }
@@ -307,6 +316,15 @@ void FakeDaemon::OnAgentMessage(std::uint64_t link, AgentMessage message) {
       const SessionId id{message.source_done().session()};
       const auto session = sessions_.find(id);
       if (session == sessions_.end()) return;
+      EXPECT_EQ(message.source_done().version(), session->second->version);
+      EXPECT_EQ(message.source_done().channel_epoch(), epoch_);
+      for (const proto::RouteReceipt& route : message.source_done().routes()) {
+        const auto received =
+            session->second->boxes.extract({route.source_rank(), route.target_rank()});
+        EXPECT_FALSE(received.empty()) << "a route that no target received";
+        if (received.empty()) continue;
+        EXPECT_EQ(rpc::FromProto(route.boxes()), received.mapped());
+      }
       return Count(id, &session->second->source_done, who(message.source_done().source_rank()),
                    session->second->source_count, Step::kFlipPrepare);
     }
@@ -458,7 +476,9 @@ void FakeDaemon::Start(const std::string& job, std::uint32_t replica, std::uint6
   prepare.set_target_job(job);
   prepare.set_replica(replica);
   *prepare.mutable_source_layout() = rpc::ToProto(LayoutOf(prepare.source_job(), 0));
-  *prepare.mutable_target_layout() = rpc::ToProto(LayoutOf(job, replica));
+  const Hash128 target_layout = LayoutOf(job, replica);
+  session->target_boxes = BoxSumsOf(*ParseJobLayout(layouts_.at(target_layout)));
+  *prepare.mutable_target_layout() = rpc::ToProto(target_layout);
   prepare.set_from_snapshot(from_snapshot_);
   prepare.set_timeout_ms(static_cast<std::uint64_t>(
       std::chrono::duration_cast<std::chrono::milliseconds>(timeout_).count()));
@@ -500,6 +520,7 @@ void FakeDaemon::Run(SessionId id, Step step) {
       message.mutable_finish()->set_session(id.value);
       break;
     case Step::kFlipPrepare:
+      EXPECT_TRUE(session.boxes.empty()) << "a route that no source named";
       message.mutable_flip_prepare()->set_session(id.value);
       break;
     case Step::kFlipCommit:

@@ -11,12 +11,36 @@ namespace {
 using ::testing::HasSubstr;
 using testing::IsStatus;
 
-std::shared_ptr<const LayoutEntry> Entry(std::uint32_t rank_count, std::uint64_t rank_bytes) {
+Box BoxOf(std::uint64_t lo, std::uint64_t hi) {
+  const Range ranges[] = {{.lo = lo, .hi = hi}};
+  return Box(std::span<const Range>(ranges));
+}
+
+JobLayout::Tensor BytesTensor(const char* name, std::uint64_t bytes, std::uint32_t holding) {
+  const std::uint64_t dims[] = {bytes};
+  return {.spec = {.name = name, .dtype = DType::kU8, .shape = Shape::Create(dims).value()},
+          .holding = holding};
+}
+
+/// Two ranks with a half of "w" (160 bytes) and a half of "b" (40 bytes) each.
+std::shared_ptr<const LayoutEntry> Entry() {
   JobLayout layout;
-  layout.rank_count = rank_count;
+  layout.rank_count = 2;
+  layout.tensors = {BytesTensor("w", 160, 0), BytesTensor("b", 40, 1)};
+  layout.holdings = {Holding{{{0, {BoxOf(0, 80)}}, {1, {BoxOf(80, 160)}}}},
+                     Holding{{{0, {BoxOf(0, 20)}}, {1, {BoxOf(20, 40)}}}}};
   auto entry = std::make_shared<LayoutEntry>(std::move(layout));
-  entry->rank_bytes.assign(rank_count, rank_bytes);
+  entry->rank_bytes = {100, 100};
+  entry->rank_boxes = BoxSumsOf(entry->layout);
   return entry;
+}
+
+/// What source s gives to target t: a half of what t holds.
+BoxSum RouteBoxes(std::uint64_t source, std::uint64_t target) {
+  BoxSum boxes;
+  boxes.Add(0, BoxOf(80 * target + 40 * source, 80 * target + 40 * source + 40));
+  boxes.Add(1, BoxOf(20 * target + 10 * source, 20 * target + 10 * source + 10));
+  return boxes;
 }
 
 /// Two sources at agent a, two targets at agent b; every target gets 50 bytes from each source.
@@ -24,10 +48,12 @@ Session::Config Config(Proof proof = Proof::kReadback) {
   Session::Config config;
   config.id = SessionId{9};
   config.channel = "policy";
+  config.epoch = ChannelEpoch{3};
+  config.version = Version{7};
   config.source_job = "trainer";
   config.target_job = "engine";
-  config.source = Entry(2, 100);
-  config.target = Entry(2, 100);
+  config.source = Entry();
+  config.target = Entry();
   config.proof = proof;
   config.participants = {
       {.agent = "a", .host = "h", .endpoints = {}, .source_ranks = {0, 1}, .target_ranks = {}},
@@ -38,12 +64,15 @@ Session::Config Config(Proof proof = Proof::kReadback) {
 proto::SessionReceipt Receipt(std::uint32_t target) {
   proto::SessionReceipt receipt;
   receipt.set_target_rank(target);
+  receipt.set_version(7);
+  receipt.set_channel_epoch(3);
   for (std::uint32_t source = 0; source < 2; ++source) {
     proto::RouteReceipt& route = *receipt.add_routes();
     route.set_source_rank(source);
     route.set_target_rank(target);
     *route.mutable_source() = rpc::ToProto(DigestSum{.a = source + 1, .b = target, .bytes = 50});
     *route.mutable_target() = route.source();
+    *route.mutable_boxes() = rpc::ToProto(RouteBoxes(source, target));
   }
   return receipt;
 }
@@ -51,6 +80,14 @@ proto::SessionReceipt Receipt(std::uint32_t target) {
 proto::SourceDone Done(std::uint32_t source) {
   proto::SourceDone done;
   done.set_source_rank(source);
+  done.set_version(7);
+  done.set_channel_epoch(3);
+  for (std::uint32_t target = 0; target < 2; ++target) {
+    proto::RouteReceipt& route = *done.add_routes();
+    route.set_source_rank(source);
+    route.set_target_rank(target);
+    *route.mutable_boxes() = rpc::ToProto(RouteBoxes(source, target));
+  }
   return done;
 }
 
@@ -63,6 +100,11 @@ class SessionTest : public ::testing::Test {
     const auto step = session_.OnReady("b", kPlan);
     ASSERT_OK(step);
     ASSERT_EQ(*step, Session::Step::kGo);
+  }
+  void Received() {
+    Ready();
+    ASSERT_OK(session_.OnReceipt("b", Receipt(0)));
+    ASSERT_OK(session_.OnReceipt("b", Receipt(1)));
   }
 
   Session session_{Config()};
@@ -109,14 +151,120 @@ TEST_F(SessionTest, RefusesReportsThatComeTwiceOrTooEarly) {
 }
 
 TEST_F(SessionTest, RefusesASourceThatCountedOtherBytes) {
-  Ready();
-  ASSERT_OK(session_.OnReceipt("b", Receipt(0)));
-  ASSERT_OK(session_.OnReceipt("b", Receipt(1)));
+  Received();
   proto::SourceDone done = Done(0);
-  *done.add_routes() = Receipt(0).routes(0);
+  *done.mutable_routes(0)->mutable_source() = Receipt(0).routes(0).source();
   done.mutable_routes(0)->mutable_source()->set_a(77);
   EXPECT_THAT(session_.OnSourceDone("a", done),
               IsStatus(Code::kDataLoss, Reason::kChecksumMismatch));
+}
+
+TEST_F(SessionTest, RefusesReceiptsOfAnotherVersionOrEpoch) {
+  Ready();
+  proto::SessionReceipt receipt = Receipt(1);
+  receipt.set_version(6);
+  auto step = session_.OnReceipt("b", receipt);
+  EXPECT_THAT(step, IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
+  EXPECT_THAT(step.status().message(), HasSubstr("policy/engine replica 0 rank 1 of 2"));
+  EXPECT_THAT(step.status().message(), HasSubstr("version 6"));
+  receipt = Receipt(1);
+  receipt.set_channel_epoch(2);
+  step = session_.OnReceipt("b", receipt);
+  EXPECT_THAT(step, IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
+  EXPECT_THAT(step.status().message(), HasSubstr("epoch 2"));
+}
+
+TEST_F(SessionTest, RefusesASourceWhoseMemoryHoldsAnotherVersionOrEpoch) {
+  Received();
+  proto::SourceDone done = Done(1);
+  done.set_version(8);
+  const auto step = session_.OnSourceDone("a", done);
+  EXPECT_THAT(step, IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
+  EXPECT_THAT(step.status().message(), HasSubstr("policy/trainer rank 1 of 2"));
+  done = Done(1);
+  done.set_channel_epoch(4);
+  EXPECT_THAT(session_.OnSourceDone("a", done),
+              IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
+}
+
+TEST_F(SessionTest, RefusesAReceiptForAnotherBoxNamingRankAndTensor) {
+  Ready();
+  proto::SessionReceipt receipt = Receipt(0);
+  BoxSum boxes = RouteBoxes(1, 0);
+  boxes.Add(1, BoxOf(10, 20));  // "b" once more than the layout has it
+  *receipt.mutable_routes(1)->mutable_boxes() = rpc::ToProto(boxes);
+  const auto step = session_.OnReceipt("b", receipt);
+  EXPECT_THAT(step, IsStatus(Code::kDataLoss, Reason::kChecksumMismatch));
+  EXPECT_THAT(step.status().message(), HasSubstr("policy/engine replica 0 rank 0 of 2"));
+  EXPECT_THAT(step.status().message(), HasSubstr("boxes of b "));
+}
+
+TEST_F(SessionTest, RefusesTheReceiptsOfAnotherRank) {
+  Ready();
+  proto::SessionReceipt receipt = Receipt(0);
+  for (std::uint32_t source = 0; source < 2; ++source) {
+    *receipt.mutable_routes(static_cast<int>(source))->mutable_boxes() =
+        rpc::ToProto(RouteBoxes(source, 1));
+  }
+  const auto step = session_.OnReceipt("b", receipt);
+  EXPECT_THAT(step, IsStatus(Code::kDataLoss, Reason::kChecksumMismatch));
+  EXPECT_THAT(step.status().message(), HasSubstr("several tensors"));
+}
+
+TEST_F(SessionTest, RefusesASourceThatOpenedAnotherBox) {
+  Received();
+  proto::SourceDone done = Done(1);
+  BoxSum boxes;
+  boxes.Add(0, BoxOf(40, 79));
+  boxes.Add(1, BoxOf(10, 20));
+  *done.mutable_routes(0)->mutable_boxes() = rpc::ToProto(boxes);
+  const auto step = session_.OnSourceDone("a", done);
+  EXPECT_THAT(step, IsStatus(Code::kDataLoss, Reason::kChecksumMismatch));
+  EXPECT_THAT(step.status().message(), HasSubstr("policy/trainer rank 1 of 2"));
+  EXPECT_THAT(step.status().message(), HasSubstr("boxes of w "));
+}
+
+TEST_F(SessionTest, RefusesASourceThatLeavesARouteOfItsOwnOut) {
+  Received();
+  proto::SourceDone done = Done(1);
+  done.mutable_routes()->RemoveLast();
+  const auto step = session_.OnSourceDone("a", done);
+  EXPECT_THAT(step, IsStatus(Code::kDataLoss, Reason::kChecksumMismatch));
+  EXPECT_THAT(step.status().message(), HasSubstr("policy/trainer rank 1 of 2 leaves out"));
+  EXPECT_THAT(step.status().message(), HasSubstr("policy/engine replica 0 rank 1 of 2"));
+}
+
+TEST_F(SessionTest, RefusesASourceThatNamesARouteThatIsNotItsOwnOrTwice) {
+  Received();
+  proto::SourceDone done = Done(1);
+  *done.add_routes() = Done(0).routes(0);
+  EXPECT_THAT(session_.OnSourceDone("a", done),
+              IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  done = Done(1);
+  *done.add_routes() = done.routes(0);
+  EXPECT_THAT(session_.OnSourceDone("a", done),
+              IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  done = Done(1);
+  done.mutable_routes(0)->set_target_rank(5);
+  EXPECT_THAT(session_.OnSourceDone("a", done),
+              IsStatus(Code::kDataLoss, Reason::kChecksumMismatch));
+}
+
+TEST(SessionProof, StreamAsksEverySourceForReceiptsOfItsOwn) {
+  for (const bool counted : {false, true}) {
+    Session session(Config(Proof::kStream));
+    ASSERT_OK(session.OnReady("a", kPlan));
+    ASSERT_OK(session.OnReady("b", kPlan));
+    ASSERT_OK(session.OnReceipt("b", Receipt(0)));
+    ASSERT_OK(session.OnReceipt("b", Receipt(1)));
+    proto::SourceDone done = Done(0);
+    for (int target = 0; counted && target < 2; ++target) {
+      *done.mutable_routes(target)->mutable_source() =
+          Receipt(static_cast<std::uint32_t>(target)).routes(0).source();
+    }
+    const auto step = session.OnSourceDone("a", done);
+    EXPECT_EQ(step.ok(), counted) << step.status();
+  }
 }
 
 TEST_F(SessionTest, AllowsTargetsThatWereNotReadBackForWeakerProofsOnly) {
