@@ -33,6 +33,7 @@ struct SessionSpec {
   Nanos timeout{};
   Hash128 plan_digest;  ///< with `go`: start at once if ours is equal
   bool go = false;
+  transport::Capability capability;  ///< of this session; never logged
 
   RankKey SourceKey(std::uint32_t rank) const { return {channel, source_job, 0, rank}; }
   RankKey TargetKey(std::uint32_t rank) const { return {channel, target_job, replica, rank}; }

@@ -96,6 +96,7 @@ void Session::StartPull(PendingPull pull) {
   transport::PullOptions options;
   options.proof = spec_.proof;
   options.deadline = deadline_;
+  options.capability = spec_.capability;
   if (!IsOwn(source)) options.peer = EndpointOf(*source, transport->name());
   transport::RouteEnd end = route.At(part.memory->bases());
   end.memory = part.memory->foreign();

@@ -316,6 +316,7 @@ void Session::Expose() {
       transport::RouteEnd end = route.At(part.memory->bases());
       end.memory = part.memory->foreign();
       end.deadline = deadline_;
+      end.capability = spec_.capability;
       const Status exposed = transport->Expose(KeyOf(route), std::move(end));
       if (!exposed.ok()) return Fail(exposed.Annotate(part.rank->Name()));
     }

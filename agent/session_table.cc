@@ -68,6 +68,9 @@ Result<SessionSpec> ParsePrepare(const proto::Prepare& message) {
   spec.timeout = std::chrono::milliseconds(std::min(message.timeout_ms(), kTimeoutMsMax));
   spec.plan_digest = rpc::FromProto(message.plan_digest());
   spec.go = message.go();
+  Result<transport::Capability> capability = transport::Capability::FromBytes(message.capability());
+  if (!capability.ok()) return capability.status().Annotate("prepare");
+  spec.capability = *std::move(capability);
   return spec;
 }
 

@@ -103,12 +103,15 @@ void Readback(benchmark::State& state) {
 void ShmReadback(benchmark::State& state) {
   const auto shm = transport::ShmTransport::Create();
   const transport::RouteKey key = {.session = SessionId{1}, .source_rank = 0, .target_rank = 1};
+  const transport::Capability capability =
+      transport::Capability::FromBytes(std::string(transport::Capability::kBytes, 'b')).value();
   Compare(state, [&](Workload& w) {
-    TB_CHECK(shm->Expose(key, {.blocks = {w.source}}).ok());
+    TB_CHECK(shm->Expose(key, {.blocks = {w.source}, .capability = capability}).ok());
     std::promise<bool> done;
-    shm->Pull(key, {.blocks = {w.target}},
-              {.deadline = Clock::now() + std::chrono::seconds(60), .peer = ""},
-              [&](Result<transport::PullResult> result) { done.set_value(result.ok()); });
+    shm->Pull(
+        key, {.blocks = {w.target}},
+        {.deadline = Clock::now() + std::chrono::seconds(60), .peer = "", .capability = capability},
+        [&](Result<transport::PullResult> result) { done.set_value(result.ok()); });
     TB_CHECK(done.get_future().get());
     shm->Withdraw(key);
   });

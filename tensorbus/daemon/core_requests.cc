@@ -4,6 +4,7 @@
 
 #include "tensorbus/base/log.h"
 #include "tensorbus/daemon/core.h"
+#include "tensorbus/daemon/secret.h"
 #include "tensorbus/daemon/version_policy.h"
 #include "tensorbus/rpc/convert.h"
 #include "tensorbus/rpc/status_map.h"
@@ -225,7 +226,12 @@ std::vector<Session::Participant> Core::ParticipantsOf(const Channel& channel,
 
 void Core::OpenSession(Channel& channel, Replica& replica, const VersionState& version) {
   const TimePoint now = executor_.Now();
+  Result<std::string> capability = RandomSecret();
+  if (!capability.ok()) {
+    return EndRequests(replica, capability.status().Annotate("secret of a session"), {});
+  }
   Session::Config config;
+  config.capability = *std::move(capability);
   config.id = SessionId{next_session_++};
   config.channel = channel.name;
   config.epoch = channel.epoch;

@@ -1,11 +1,10 @@
 #include "tensorbus/daemon/daemon.h"
 
-#include <cerrno>
 #include <chrono>
 #include <fmt/format.h>
-#include <sys/random.h>
 
 #include "tensorbus/base/metrics.h"
+#include "tensorbus/daemon/secret.h"
 #include "tensorbus/daemon/side_work.h"
 
 namespace tensorbus::daemon {
@@ -20,12 +19,9 @@ constexpr std::uint64_t kSessionsPerSecond = 1000;
 constexpr std::uint64_t kSessionEpochSeconds = 1767225600;  // 2026-01-01
 
 Result<std::string> RandomToken() {
-  unsigned char bytes[32];
-  if (::getrandom(bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes)) {
-    return ErrnoStatus(errno, "getrandom");
-  }
+  TB_ASSIGN_OR_RETURN(const std::string secret, RandomSecret());
   std::string token;
-  for (const unsigned char byte : bytes) token += fmt::format("{:02x}", byte);
+  for (const char byte : secret) token += fmt::format("{:02x}", static_cast<unsigned char>(byte));
   return token;
 }
 
@@ -58,8 +54,8 @@ Result<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options) {
   if (!options.metrics_listen.empty()) {
     TB_ASSIGN_OR_RETURN(state->metrics_port, state->registry.Listen(options.metrics_listen));
   }
-  state->core = std::make_unique<Core>(std::move(options.core), state->executor,
-                                       state->side_work, state->metrics);
+  state->core = std::make_unique<Core>(std::move(options.core), state->executor, state->side_work,
+                                       state->metrics);
   auto server =
       rpc::ControlServer::Start(options.server, state->executor, *state->core, *state->core);
   if (!server.ok()) {

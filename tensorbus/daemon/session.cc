@@ -96,6 +96,7 @@ proto::Prepare Session::PrepareMessage(Nanos timeout) const {
   prepare.set_flip(static_cast<std::uint32_t>(config_.flip));
   prepare.set_proof(static_cast<std::uint32_t>(config_.proof));
   prepare.set_from_snapshot(config_.from_snapshot);
+  prepare.set_capability(config_.capability);
   prepare.set_timeout_ms(static_cast<std::uint64_t>(
       std::max<std::int64_t>(1, std::chrono::ceil<std::chrono::milliseconds>(timeout).count())));
   if (config_.plan_digest) {

@@ -56,6 +56,7 @@ class Session {
     FlipMode flip = FlipMode::kInPlace;
     Proof proof = Proof::kReadback;
     bool from_snapshot = false;
+    std::string capability;  ///< secret that lets its agents read its routes; never logged
     /// Known from an earlier session of the same plan: no round of Ready and Go is needed.
     std::optional<Hash128> plan_digest;
     TimePoint started;

@@ -27,6 +27,9 @@ Exposure::Exposure(RouteEnd source)
 
 Status ExposureTable::Add(const RouteKey& key, RouteEnd source) {
   TB_RETURN_IF_ERROR(CheckEnd(source).Annotate(RouteName(key)));
+  if (source.capability.none()) {
+    return {Code::kInvalidArgument, RouteName(key) + ": exposed without a capability"};
+  }
   auto exposure = std::make_shared<Exposure>(std::move(source));
   const MutexLock lock(mutex_);
   if (!exposures_.try_emplace(key, std::move(exposure)).second) {
@@ -39,6 +42,14 @@ std::shared_ptr<Exposure> ExposureTable::Find(const RouteKey& key) const {
   const MutexLock lock(mutex_);
   const auto found = exposures_.find(key);
   return found == exposures_.end() ? nullptr : found->second;
+}
+
+Result<std::shared_ptr<Exposure>> ExposureTable::Open(const RouteKey& key,
+                                                      const Capability& shown) const {
+  std::shared_ptr<Exposure> found = Find(key);
+  if (found == nullptr) return NotExposed(key);
+  if (!shown.Opens(found->end.capability)) return NotAllowed(key);
+  return found;
 }
 
 void ExposureTable::Remove(const RouteKey& key) {
@@ -55,6 +66,14 @@ void ExposureTable::Remove(const RouteKey& key) {
 
 Status NotExposed(const RouteKey& key) {
   return {Code::kNotFound, RouteName(key) + " is not exposed there"};
+}
+
+Status NotAllowed(const RouteKey& key) {
+  return {Code::kPermissionDenied,
+          RouteName(key) +
+              ": whoever pulls it has not shown the session's capability, which only "
+              "the agents named in its Prepare are told; make sure that both ends are "
+              "attached to the same tensorbusd"};
 }
 
 Status WithdrawnMeanwhile(const RouteKey& key) {

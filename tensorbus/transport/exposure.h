@@ -55,10 +55,12 @@ struct Exposure {
 /// The sources of one transport. Thread-safe.
 class ExposureTable {
  public:
-  /// Error: kAlreadyExists; kInvalidArgument when the end is malformed.
+  /// Error: kAlreadyExists; kInvalidArgument when the end is malformed or has no capability.
   Status Add(const RouteKey& key, RouteEnd source);
-  /// Null when there is none.
+  /// Null when there is none. Whoever reads it must have been shown its capability.
   std::shared_ptr<Exposure> Find(const RouteKey& key) const;
+  /// The source, for a pull of this process. Errors: NotExposed(), NotAllowed().
+  Result<std::shared_ptr<Exposure>> Open(const RouteKey& key, const Capability& shown) const;
   /// Forgets the source and returns once nobody reads it.
   void Remove(const RouteKey& key);
 
@@ -67,8 +69,10 @@ class ExposureTable {
   std::map<RouteKey, std::shared_ptr<Exposure>> exposures_ TB_GUARDED_BY(mutex_);
 };
 
-/// The failures of a pull whose source is not, or no longer, exposed.
+/// The failures of a pull whose source is not exposed, is exposed to others, or is not exposed any
+/// longer.
 Status NotExposed(const RouteKey& key);
+Status NotAllowed(const RouteKey& key);
 Status WithdrawnMeanwhile(const RouteKey& key);
 
 }  // namespace tensorbus::transport

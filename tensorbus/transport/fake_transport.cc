@@ -120,8 +120,9 @@ void FakeTransport::MoveOne(const State& state, Job& job) {
     return;
   }
   if (job.source == nullptr) {
-    job.source = sources->Find(key);
-    if (job.source == nullptr) return job.pull.Fail(NotExposed(key));
+    Result<std::shared_ptr<Exposure>> opened = sources->Open(key, job.pull.options().capability);
+    if (!opened.ok()) return job.pull.Fail(opened.status());
+    job.source = *std::move(opened);
     const Status match = CheckEndsMatch(key, job.source->end, job.pull.target().end());
     if (!match.ok()) return job.pull.Fail(match);
     job.plan.emplace(job.pull.target().end(), state.options.step_bytes);

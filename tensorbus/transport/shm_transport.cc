@@ -64,8 +64,11 @@ void ShmTransport::Pull(const RouteKey& key, RouteEnd target, PullOptions option
   Status status = CheckEnd(target).Annotate(RouteName(key));
   const auto job =
       std::make_shared<Job>(key, std::move(target), std::move(options), std::move(done));
-  job->source = exposures_.Find(key);
-  if (status.ok() && job->source == nullptr) status = NotExposed(key);
+  if (status.ok()) {
+    Result<std::shared_ptr<Exposure>> opened = exposures_.Open(key, job->pull.options().capability);
+    status = opened.status();
+    if (opened.ok()) job->source = *std::move(opened);
+  }
   if (status.ok()) status = CheckEndsMatch(key, job->source->end, job->pull.target().end());
   if (status.ok()) {
     job->plan = PartPlan(job->pull.target().end(), options_.part_bytes);

@@ -11,17 +11,20 @@ namespace tensorbus::transport::tcp {
 
 namespace {
 
-Mac MakeMac(std::string_view token, std::string_view side, const Nonce& target,
-            const Nonce& source) {
+ByteWriter MessageOf(std::string_view what, const Nonce& target, const Nonce& source) {
   ByteWriter message;
-  message.PutString(side);
+  message.PutString(what);
   message.Put(kTcpProtocolVersion);
   message.PutBytes(target);
   message.PutBytes(source);
+  return message;
+}
+
+Mac MakeMac(std::string_view secret, const ByteWriter& message) {
   Mac mac = {};
   unsigned size = 0;
   const unsigned char* made =
-      HMAC(EVP_sha256(), token.data(), static_cast<int>(token.size()),
+      HMAC(EVP_sha256(), secret.data(), static_cast<int>(secret.size()),
            reinterpret_cast<const unsigned char*>(message.bytes().data()), message.size(),
            reinterpret_cast<unsigned char*>(mac.data()), &size);
   TB_CHECK(made != nullptr && size == mac.size());
@@ -40,11 +43,20 @@ Result<Nonce> MakeNonce() {
 }
 
 Mac SourceMac(std::string_view token, const Nonce& target, const Nonce& source) {
-  return MakeMac(token, "tensorbus tcp source", target, source);
+  return MakeMac(token, MessageOf("tensorbus tcp source", target, source));
 }
 
 Mac TargetMac(std::string_view token, const Nonce& target, const Nonce& source) {
-  return MakeMac(token, "tensorbus tcp target", target, source);
+  return MakeMac(token, MessageOf("tensorbus tcp target", target, source));
+}
+
+Mac PullMac(const Capability& capability, const Nonce& target, const Nonce& source,
+            const RouteKey& key) {
+  ByteWriter message = MessageOf("tensorbus tcp pull", target, source);
+  message.Put(key.session.value);
+  message.Put(key.source_rank);
+  message.Put(key.target_rank);
+  return MakeMac(capability.secret(), message);
 }
 
 bool SameMac(const Mac& a, const Mac& b) {

@@ -60,7 +60,7 @@ auto FieldsOf(Is<Answer> auto& m) {
 }
 auto FieldsOf(Is<Request> auto& m) {
   return std::tie(m.id, m.key.session.value, m.key.source_rank, m.key.target_rank, m.shape,
-                  m.blocks, m.bytes, m.proof, m.first, m.count);
+                  m.blocks, m.bytes, m.proof, m.first, m.count, m.mac);
 }
 auto FieldsOf(Is<Data> auto& m) {
   return std::tie(m.id, m.first, m.count);

@@ -37,7 +37,7 @@ enum class FrameType : std::uint8_t {
 };
 
 inline constexpr std::uint32_t kTcpMagic = 0x73754254;  // "TBus"
-inline constexpr std::uint32_t kTcpProtocolVersion = 1;
+inline constexpr std::uint32_t kTcpProtocolVersion = 2;
 inline constexpr std::size_t kFrameHeaderBytes = 8;
 /// Most blocks a window may touch, so that a trailer has a bound.
 inline constexpr std::uint32_t kPartsMax = 4096;
@@ -73,7 +73,7 @@ struct Answer {
 };
 
 /// Asks for bytes [first, first + count) of a route. `shape`, `blocks` and `bytes` describe the
-/// target's end, for comparison.
+/// target's end, for comparison; `mac` shows the session's capability, see PullMac().
 struct Request {
   std::uint64_t id = 0;
   RouteKey key = {};
@@ -83,6 +83,7 @@ struct Request {
   Proof proof = Proof::kReadback;
   std::uint64_t first = 0;
   std::uint64_t count = 0;
+  Mac mac = {};
 };
 
 struct Data {

@@ -174,6 +174,13 @@ void SourceConnection::StartWindow() {
   if (source == nullptr) {
     return out_.Append(EncodeFailure(request.id, NotExposed(request.key)));
   }
+  // Before anything of the source is told or read.
+  const Mac expected = PullMac(source->end.capability, target_nonce_, source_nonce_, request.key);
+  if (!SameMac(request.mac, expected)) {
+    const Status refused = NotAllowed(request.key);
+    context_.log.Write("tcp_pull_refused", refused);
+    return out_.Append(EncodeFailure(request.id, refused));
+  }
   if (source->shape != request.shape || source->end.blocks.size() != request.blocks ||
       source->map.bytes() != request.bytes) {
     const Status differs(

@@ -139,15 +139,16 @@ void TargetStream::Ask() {
     if (!window.has_value()) return;
     window->id = next_id_++;
     const TcpPull& pull = *window->pull;
-    out_.Append(Encode(
-        Request{.id = window->id,
-                .key = pull.state.key(),
-                .shape = pull.shape,
-                .blocks = static_cast<std::uint32_t>(pull.state.target().end().blocks.size()),
-                .bytes = pull.map.bytes(),
-                .proof = pull.state.options().proof,
-                .first = window->first,
-                .count = window->count}));
+    out_.Append(Encode(Request{
+        .id = window->id,
+        .key = pull.state.key(),
+        .shape = pull.shape,
+        .blocks = static_cast<std::uint32_t>(pull.state.target().end().blocks.size()),
+        .bytes = pull.map.bytes(),
+        .proof = pull.state.options().proof,
+        .first = window->first,
+        .count = window->count,
+        .mac = PullMac(pull.state.options().capability, nonce_, source_nonce_, pull.state.key())}));
     asked_bytes_ += window->count;
     windows_.push_back(std::move(*window));
   }
@@ -276,6 +277,7 @@ Status TargetStream::HandleChallenge(std::span<const std::byte> body) {
   if (!SameMac(challenge.mac, SourceMac(token, nonce_, challenge.nonce))) {
     return {Code::kUnauthenticated, "the source does not know the shared token"};
   }
+  source_nonce_ = challenge.nonce;
   out_.Append(Encode(Answer{.mac = TargetMac(token, nonce_, challenge.nonce)}));
   stage_ = Stage::kWelcome;
   return {};

@@ -143,7 +143,8 @@ class TargetStream final : public IoHandler, public std::enable_shared_from_this
   Stage stage_ = Stage::kIdle;
   UniqueFd fd_;
   std::optional<IoLoop::TimerId> handshake_timer_;
-  Nonce nonce_ = {};
+  Nonce nonce_ = {};         ///< ours
+  Nonce source_nonce_ = {};  ///< the source's
   FrameReader reader_;
   OutBuffer out_;
   std::deque<PullWindow> windows_;  // asked for on this connection, in order

@@ -10,6 +10,7 @@
 
 #include "tensorbus/base/clock.h"
 #include "tensorbus/base/status.h"
+#include "tensorbus/transport/capability.h"
 #include "tensorbus/transport/foreign_memory.h"
 #include "tensorbus/types/ids.h"
 #include "tensorbus/types/strided.h"
@@ -51,6 +52,8 @@ struct RouteEnd {
   std::shared_ptr<ForeignMemory> memory = nullptr;
   /// Source end only: how long `memory` may be waited for, whoever pulls; its session's deadline.
   TimePoint deadline = TimePoint::max();
+  /// Source end only, required: what a pull must show.
+  Capability capability = {};
 
   std::uint64_t bytes() const;
 };
@@ -77,6 +80,7 @@ struct PullOptions {
   TimePoint deadline;
   std::string
       peer;  ///< where the source's transport listens, as its endpoint() said; "" for this process
+  Capability capability = {};  ///< of the session; what the source was exposed with
 };
 
 /// Moves the bytes of routes from exposed sources to local targets.
@@ -100,7 +104,8 @@ class Transport {
   /// Where peers reach this transport ("tcp://10.0.0.1:4711"); "" when only this process can.
   virtual std::string endpoint() const = 0;
 
-  /// Allows `key` to be pulled until Withdraw(). Error: kAlreadyExists.
+  /// Allows `key` to be pulled, by whoever shows the end's capability, until Withdraw(). Errors:
+  /// kAlreadyExists; kInvalidArgument without a capability.
   virtual Status Expose(const RouteKey& key, RouteEnd source) = 0;
   /// Ends the permission and returns once no byte of the source is read any more. Unknown keys are
   /// fine.
@@ -109,8 +114,9 @@ class Transport {
   /// Starts to bring the whole route into `target` and returns at once.
   ///
   /// `done` gets the receipts once every byte is in place and, by the proof, checked; or the first
-  /// failure: kNotFound (not exposed there), kInvalidArgument/kPlanMismatch (the two ends differ in
-  /// bytes or blocks), kUnavailable/kPeerLost, kDeadlineExceeded, kCancelled,
+  /// failure: kNotFound (not exposed there), kPermissionDenied (exposed with another
+  /// capability; no byte of the source is read then), kInvalidArgument/kPlanMismatch (the two ends
+  /// differ in bytes or blocks), kUnavailable/kPeerLost, kDeadlineExceeded, kCancelled,
   /// kDataLoss/kChecksumMismatch. After a failure the target's bytes are undefined.
   virtual void Pull(const RouteKey& key, RouteEnd target, PullOptions options, Done done) = 0;
 

@@ -2,6 +2,8 @@
 
 #include <cstring>
 
+#include "tests/testing/test_capability.h"
+
 namespace tensorbus::transport {
 
 using testing::PlacedBlock;
@@ -10,6 +12,7 @@ using testing::Random;
 RouteEnd TestRoute::source() const {
   RouteEnd end;
   for (const PlacedBlock& placed : sources) end.blocks.push_back(placed.block);
+  end.capability = testing::TestCapability();
   return end;
 }
 

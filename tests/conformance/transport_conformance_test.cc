@@ -18,6 +18,7 @@
 #include "tests/conformance/routes.h"
 #include "tests/conformance/worlds.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/test_capability.h"
 
 namespace tensorbus::transport {
 namespace {
@@ -125,14 +126,15 @@ TEST_P(TransportConformance, BringsRandomBlocksInEveryProof) {
 
 TEST_P(TransportConformance, BringsAnEmptyRoute) {
   Start();
-  ASSERT_OK(source().Expose(Key(1), {}));
+  ASSERT_OK(source().Expose(Key(1), {.capability = testing::TestCapability()}));
   ASSERT_OK_AND_ASSIGN(const PullResult result, Pull(Key(1), {}));
   EXPECT_TRUE(result.source.blocks.empty());
   EXPECT_GT(result.first_byte, Nanos{});
   EXPECT_GE(result.last_byte, result.first_byte);
   StridedBlock nothing;
   nothing.rank = 1;
-  ASSERT_OK(source().Expose(Key(2), {.blocks = {nothing, nothing}}));
+  ASSERT_OK(source().Expose(
+      Key(2), {.blocks = {nothing, nothing}, .capability = testing::TestCapability()}));
   ASSERT_OK_AND_ASSIGN(const PullResult zeros, Pull(Key(2), {.blocks = {nothing, nothing}}));
   EXPECT_EQ(zeros.target.total(), DigestSum{});
 }
@@ -224,6 +226,68 @@ TEST_P(TransportConformance, RefusesARouteThatIsNotExposed) {
   source().Withdraw(Key(9));
   EXPECT_THAT(Pull(Key(9), route.target()), IsStatus(Code::kNotFound, Reason::kNone));
   EXPECT_THAT(Pull(Key(9), {}), IsStatus(Code::kNotFound, Reason::kNone));
+}
+
+/// Pages that nobody may read.
+class Unreadable {
+ public:
+  static constexpr std::size_t kBytes = 1 << 16;
+
+  Unreadable() : pages_(::mmap(nullptr, kBytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) {
+    TB_CHECK(pages_ != MAP_FAILED);
+  }
+  ~Unreadable() { ::munmap(pages_, kBytes); }
+  Unreadable(const Unreadable&) = delete;
+  Unreadable& operator=(const Unreadable&) = delete;
+
+  std::byte* data() const { return static_cast<std::byte*>(pages_); }
+
+ private:
+  void* pages_;
+};
+
+// It has the token and knows every number; one byte read of the source would end the process.
+TEST_P(TransportConformance, APeerWithTheTokenButWithoutTheCapabilityReadsNothing) {
+  const Unreadable unreadable;
+  Start();
+  Random random(40);
+  TestRoute& route = Keep(FlatRoute(random, 2, Unreadable::kBytes / 2));
+  RouteEnd secret = route.source();
+  secret.blocks[0].base = unreadable.data();
+  secret.blocks[1].base = unreadable.data() + Unreadable::kBytes / 2;
+  ASSERT_OK(source().Expose(Key(1), secret));
+  const std::vector<std::byte> before = route.targets[0].memory;
+  RouteEnd fewer = route.target();
+  fewer.blocks.pop_back();
+  fewer.aliases.clear();
+  for (const Capability& shown : {Capability(), testing::TestCapability('x')}) {
+    for (const RouteEnd& end : {route.target(), fewer}) {
+      PullOptions options = Options();
+      options.capability = shown;
+      const auto result = PullAndWait(target(), Key(1), end, options);
+      EXPECT_THAT(result, IsStatus(Code::kPermissionDenied, Reason::kNone));
+      EXPECT_NE(result.status().message().find("session 1 route 1 -> 2"), std::string::npos);
+      EXPECT_EQ(result.status().message().find("xxxx"), std::string::npos) << "a secret";
+    }
+  }
+  EXPECT_EQ(route.targets[0].memory, before);
+  if (foreign_ != nullptr) EXPECT_EQ(foreign_->calls(), 0U);
+  source().Withdraw(Key(1));
+  // It is the capability that was missing, and whoever has it is not kept out by who tried before.
+  route.Expect();
+  ASSERT_OK(source().Expose(Key(1), route.source()));
+  EXPECT_OK(Pull(Key(1), route.target()));
+  EXPECT_TRUE(route.Arrived());
+}
+
+TEST_P(TransportConformance, ExposesNothingWithoutACapability) {
+  Start();
+  Random random(41);
+  TestRoute& route = Keep(FlatRoute(random, 1, 100));
+  RouteEnd open = route.source();
+  open.capability = {};
+  EXPECT_EQ(source().Expose(Key(1), open).code(), Code::kInvalidArgument);
+  EXPECT_THAT(Pull(Key(1), route.target()), IsStatus(Code::kNotFound, Reason::kNone));
 }
 
 TEST_P(TransportConformance, RefusesEndsThatDiffer) {

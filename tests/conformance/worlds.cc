@@ -8,6 +8,7 @@
 #include "tensorbus/transport/fake_transport.h"
 #include "tensorbus/transport/shm_transport.h"
 #include "tensorbus/transport/tcp_transport.h"
+#include "tests/testing/test_capability.h"
 
 namespace tensorbus::transport {
 
@@ -127,7 +128,10 @@ Result<PullResult> PullAndWait(Transport& transport, const RouteKey& key, RouteE
 }
 
 PullOptions Unhurried(std::string peer, Proof proof) {
-  return {.proof = proof, .deadline = steady_clock::now() + seconds(50), .peer = std::move(peer)};
+  return {.proof = proof,
+          .deadline = steady_clock::now() + seconds(50),
+          .peer = std::move(peer),
+          .capability = testing::TestCapability()};
 }
 
 }  // namespace tensorbus::transport

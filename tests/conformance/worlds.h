@@ -46,7 +46,7 @@ std::unique_ptr<World> MakeFaultlessFaultyWorld(WorldOptions options);
 Result<PullResult> PullAndWait(Transport& transport, const RouteKey& key, RouteEnd target,
                                PullOptions options);
 
-/// Options with a deadline that only a hanging test reaches.
+/// Options with a deadline that only a hanging test reaches and the capability of TestRoutes.
 PullOptions Unhurried(std::string peer, Proof proof = Proof::kReadback);
 
 }  // namespace tensorbus::transport

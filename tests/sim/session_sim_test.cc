@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <set>
 
 #include "tests/sim/world.h"
 #include "tests/testing/status_matchers.h"
@@ -64,6 +65,28 @@ TEST_F(SessionSim, BringsAVersionToAReplica) {
   ExpectServes(7);
   EXPECT_EQ(ReplicaOf(0).live_version(), 7U);
   world_.ExpectQuiet();
+}
+
+TEST_F(SessionSim, TellsACapabilityOfEachSessionToThoseWhoTakePart) {
+  Start();
+  world_.AddAgent("onlooker");
+  World::JobOptions elsewhere;
+  elsewhere.channel = "reward";
+  world_.StartJob("critic", Role::kConsumer, 1, {"onlooker"}, elsewhere);
+  std::set<std::string> all;
+  for (std::uint64_t version = 1; version <= 2; ++version) {
+    world_.PublishAll("trainer", version);
+    world_.UpdateAll("engine", Selector::kLatest, 10s);
+    ExpectServes(version);
+  }
+  ASSERT_EQ(world_.agent("b").capabilities.size(), 2U);
+  for (const auto& [session, capability] : world_.agent("b").capabilities) {
+    EXPECT_EQ(capability.size(), 32U);
+    EXPECT_EQ(world_.agent("a").capabilities.at(session), capability);
+    all.insert(capability);
+  }
+  EXPECT_EQ(all.size(), 2U) << "used twice";
+  EXPECT_TRUE(world_.agent("onlooker").capabilities.empty());
 }
 
 TEST_F(SessionSim, LetsEitherJobStartFirst) {

@@ -228,6 +228,7 @@ void FakeAgent::Handle(const proto::DaemonMessage& message) {
 void FakeAgent::OnPrepare(const proto::Prepare& prepare) {
   sessions_[prepare.session()] = prepare;
   prepared_epoch = prepare.channel_epoch();
+  capabilities[prepare.session()] = prepare.capability();
   if (prepare.go()) return Move(prepare.session());
   world_.executor.PostAfter(kStep, [this, session = prepare.session()] {
     if (!sessions_.contains(session)) return;

@@ -74,7 +74,8 @@ class FakeAgent : public rpc::AgentPort {
   std::uint32_t loss_per_mille = 0;             ///< of what it sends
   std::function<std::uint64_t()> random;
   std::map<Received, int> received;
-  std::uint64_t prepared_epoch = 0;  ///< what the last Prepare said
+  std::map<std::uint64_t, std::string> capabilities;  ///< by session, as Prepare told them
+  std::uint64_t prepared_epoch = 0;                   ///< what the last Prepare said
 
  private:
   void Handle(const proto::DaemonMessage& message);

@@ -112,6 +112,29 @@ TEST_F(AgentPair, ALocalAndARemoteReplicaTakeOneVersion) {
   }
 }
 
+TEST_F(AgentPair, AnAgentThatWasNotToldTheSessionsCapabilityGetsNothing) {
+  FakeWorker& t0 = Add(0, Trainer(0), BoxOf({0, 32}, {0, 48}), FlipMode::kInPlace);
+  FakeWorker& t1 = Add(0, Trainer(1), BoxOf({32, 64}, {0, 48}), FlipMode::kInPlace);
+  FakeWorker& engine = Add(1, Engine(0, 0, 1), BoxOf({0, 64}, {0, 48}), FlipMode::kShadow);
+  daemon_.set_split_capability(true);
+  for (std::uint32_t version = 1; version <= 2; ++version) {
+    t0.Fill(version);
+    t1.Fill(version);
+    ASSERT_OK(t0.Publish(version));
+    ASSERT_OK(t1.Publish(version));
+    const auto updated = engine.AwaitUpdate(engine.StartUpdate());
+    if (version == 1) {
+      EXPECT_EQ(updated.status.code(), Code::kPermissionDenied) << updated.status;
+      EXPECT_NE(updated.status.message().find("policy/trainer rank"), std::string::npos)
+          << updated.status;
+    } else {
+      EXPECT_OK(updated.status);
+    }
+    daemon_.set_split_capability(false);
+  }
+  EXPECT_EQ(engine.CountWrong(2), 0U);
+}
+
 TEST_F(AgentPair, ASourceAgentThatDiesFailsTheSessionInTime) {
   FakeWorker& t0 = Add(0, Trainer(0), BoxOf({0, 32}, {0, 48}), FlipMode::kInPlace);
   FakeWorker& t1 = Add(1, Trainer(1), BoxOf({32, 64}, {0, 48}), FlipMode::kInPlace);

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <fmt/format.h>
+#include <future>
 #include <gtest/gtest.h>
 
 #include "tensorbus/transport/shm_transport.h"
@@ -311,6 +312,96 @@ TEST(ChannelEpochs, ForgetTheChannelHeardOfLongestAgo) {
   EXPECT_EQ(epochs.Highest("a"), ChannelEpoch{2});
   EXPECT_EQ(epochs.Highest("b"), ChannelEpoch{});
   EXPECT_EQ(epochs.Highest("c"), ChannelEpoch{2});
+}
+
+/// A worker of another channel at the same agent.
+class AgentStranger : public AgentFixture {
+ protected:
+  void AddStranger(Role role) {
+    identity_ = {.channel = "reward",
+                 .job = "critic",
+                 .role = role,
+                 .replica = 0,
+                 .rank = 0,
+                 .rank_count = 1};
+    stranger_ = std::make_unique<FakeWorker>(agent->socket_path(), identity_);
+    stranger_->AddTensor("w", WeightShape(), Rows(0, 64));
+    ASSERT_OK(stranger_->Connect());
+    ASSERT_OK(stranger_->Register());
+  }
+  ~AgentStranger() override { stranger_.reset(); }
+
+  RankIdentity identity_;
+  std::unique_ptr<FakeWorker> stranger_;
+};
+
+TEST_F(AgentStranger, SpeaksToTheDaemonInItsOwnNameOnly) {
+  AddStranger(Role::kProducer);
+  ASSERT_OK(stranger_->Publish(3));
+  ASSERT_OK(stranger_->Ask(MessageType::kClaim, {}));
+  ASSERT_OK(stranger_->Release(3).status);
+  const auto is_own = [this](const proto::Rank& rank) {
+    return rank.channel() == identity_.channel && rank.job() == identity_.job;
+  };
+  const auto published = daemon.Received(proto::AgentMessage::kPublish);
+  ASSERT_EQ(published.size(), 1U);
+  EXPECT_TRUE(is_own(published[0].publish().rank()));
+  const auto claimed = daemon.Received(proto::AgentMessage::kClaimVersion);
+  ASSERT_EQ(claimed.size(), 1U);
+  EXPECT_TRUE(is_own(claimed[0].claim_version().rank()));
+  const auto released = daemon.Received(proto::AgentMessage::kRequestRelease);
+  ASSERT_EQ(released.size(), 1U);
+  EXPECT_TRUE(is_own(released[0].request_release().rank()));
+}
+
+TEST_F(AgentStranger, CannotTakeTheNameOfARankThatIsThere) {
+  StartPair(FlipMode::kInPlace);
+  AddStranger(Role::kConsumer);
+  FakeWorker thief(agent->socket_path(), {.channel = "policy",
+                                          .job = "trainer",
+                                          .role = Role::kProducer,
+                                          .replica = 0,
+                                          .rank = 0,
+                                          .rank_count = 2});
+  thief.AddTensor("w", WeightShape(), Rows(0, 32));
+  EXPECT_EQ(thief.Connect().code(), Code::kAlreadyExists);
+  // Nor by a second hello on a connection that has a name.
+  wire::Hello hello;
+  hello.identity = identity_;
+  hello.identity.channel = "policy";
+  hello.identity.job = "intruder";
+  EXPECT_FALSE(stranger_->Ask(MessageType::kHello, wire::Encode(hello)).ok());
+  EXPECT_TRUE(daemon.AwaitReceived(proto::AgentMessage::kLeaveRank, 1));
+  PublishAll(1);
+  for (const auto& updated : UpdateAll()) EXPECT_OK(updated.status);
+}
+
+TEST_F(AgentStranger, CannotAnswerTheHooksOfAnother) {
+  StartPair(FlipMode::kInPlace);
+  AddStranger(Role::kConsumer);
+  std::promise<void> fenced;
+  std::promise<void> answer;
+  const std::shared_future<void> may_answer = answer.get_future().share();
+  targets[0]->SetHook([&, may_answer](MessageType hook) {
+    if (hook == MessageType::kFence) {
+      fenced.set_value();
+      may_answer.wait_for(std::chrono::seconds(20));
+    }
+    return Status();
+  });
+  PublishAll(1);
+  const auto requests = StartUpdateAll();
+  ASSERT_EQ(fenced.get_future().wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  for (std::uint64_t request = 1; request <= 200; ++request) {
+    ASSERT_OK(stranger_->Send(MessageType::kHookDone, request, wire::Encode(wire::HookDone{})));
+  }
+  ASSERT_OK(stranger_->Ask(MessageType::kPing, {}));  // what came before it is dealt with
+  ASSERT_OK(stranger_->Ask(MessageType::kClaim, {}));
+  for (const auto& receipt : daemon.Received(proto::AgentMessage::kSessionReceipt)) {
+    EXPECT_NE(receipt.session_receipt().target_rank(), 0U) << "moved without its engine's word";
+  }
+  answer.set_value();
+  for (const auto& updated : AwaitAll(requests)) EXPECT_OK(updated.status);
 }
 
 TEST_F(AgentFixture, ADaemonLostMidSessionAbortsItAndTheUpdateGoesOnAfterwards) {

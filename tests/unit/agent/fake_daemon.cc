@@ -189,6 +189,10 @@ void FakeDaemon::set_early_go(bool early_go) {
   executor_.Post([this, early_go] { early_go_ = early_go; });
 }
 
+void FakeDaemon::set_split_capability(bool split) {
+  executor_.Post([this, split] { split_capability_ = split; });
+}
+
 void FakeDaemon::set_epoch(std::uint64_t epoch) {
   executor_.Post([this, epoch] { epoch_ = epoch; });
 }
@@ -473,6 +477,7 @@ void FakeDaemon::Start(const std::string& job, std::uint32_t replica, std::uint6
   prepare.set_session(session->id.value);
   prepare.set_channel_epoch(epoch_);
   prepare.set_version(version);
+  prepare.set_capability(std::string(32, 'c'));
   prepare.set_target_job(job);
   prepare.set_replica(replica);
   *prepare.mutable_source_layout() = rpc::ToProto(LayoutOf(prepare.source_job(), 0));
@@ -487,7 +492,10 @@ void FakeDaemon::Start(const std::string& job, std::uint32_t replica, std::uint6
     *prepare.mutable_plan_digest() = rpc::ToProto(last_plan_[job]);
   }
   sessions_[session->id] = session;
-  for (const std::uint64_t link : session->links) SendTo(link, message);
+  for (const std::uint64_t link : session->links) {
+    if (split_capability_) prepare.set_capability(std::string(32, static_cast<char>('0' + link)));
+    SendTo(link, message);
+  }
 }
 
 void FakeDaemon::Count(SessionId id, std::set<std::string>* done, const std::string& who,

@@ -52,6 +52,8 @@ class FakeDaemon {
   void set_register_time(Nanos time);
   void set_from_snapshot(bool from_snapshot);
   void set_early_go(bool early_go);
+  /// Tells each agent another capability for the same session, as no daemon should.
+  void set_split_capability(bool split);
   /// The channel's epoch from now on, in registrations and sessions.
   void set_epoch(std::uint64_t epoch);
 
@@ -105,6 +107,7 @@ class FakeDaemon {
   bool from_snapshot_ = false;
   bool early_go_ = false;
   std::uint64_t epoch_ = 1;
+  bool split_capability_ = false;
   std::map<std::string, Hash128> last_plan_;
   std::uint64_t next_link_ = 1;  // guarded by mutex_ as well
 

@@ -76,14 +76,15 @@ class FakeWorker {
   /// Sends any frame and, with a request, waits for its answer.
   Result<wire::Frame> Ask(wire::MessageType type, std::vector<std::byte> body,
                           std::vector<UniqueFd> fds = {});
+  /// Sends any frame under any number.
+  Status Send(wire::MessageType type, std::uint64_t request, std::vector<std::byte> body,
+              std::vector<UniqueFd> fds = {});
   Registration registration;
 
  private:
   void Serve();
   void Handle(wire::Frame frame);
   void HandleBucket(wire::Frame frame);
-  Status Send(wire::MessageType type, std::uint64_t request, std::vector<std::byte> body,
-              std::vector<UniqueFd> fds = {});
   Result<wire::Frame> Await(std::uint64_t request);
 
   const std::string socket_path_;

@@ -5,6 +5,7 @@
 #include "tensorbus/transport/tcp_auth.h"
 #include "tensorbus/transport/tcp_socket.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/testing/test_capability.h"
 
 namespace tensorbus::transport::tcp {
 namespace {
@@ -27,7 +28,8 @@ TEST(TcpFrame, RequestsRoundTripAndKeepTheirBytes) {
                            .bytes = 100,
                            .proof = Proof::kStream,
                            .first = 7,
-                           .count = 93};
+                           .count = 93,
+                           .mac = {std::byte{8}}};
   const auto frame = Encode(request);
   ASSERT_OK_AND_ASSIGN(const FrameHeader header, Header(frame));
   EXPECT_EQ(header.type, FrameType::kRequest);
@@ -36,8 +38,10 @@ TEST(TcpFrame, RequestsRoundTripAndKeepTheirBytes) {
   EXPECT_EQ(back.key, request.key);
   EXPECT_EQ(back.count, 93U);
   EXPECT_EQ(back.proof, Proof::kStream);
+  EXPECT_EQ(back.mac, request.mac);
+  EXPECT_EQ(frame[frame.size() - kMacBytes], std::byte{8});
   // Golden: a change of these bytes is a new protocol version.
-  const unsigned char golden[] = {6, 0, 0, 0, 61, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0,
+  const unsigned char golden[] = {6, 0, 0, 0, 93, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0,
                                   0, 2, 0, 0, 0,  0, 0, 0, 0, 3, 0, 0, 0, 4, 0,
                                   0, 0, 5, 0, 0,  0, 0, 0, 0, 0, 6, 0, 0, 0};
   for (std::size_t i = 0; i < sizeof golden; ++i) {
@@ -110,6 +114,32 @@ TEST(TcpAuth, ProofsDependOnTokenSideAndNonces) {
   EXPECT_FALSE(SameMac(mac, SourceMac("Secret", one, two)));
   EXPECT_FALSE(SameMac(mac, SourceMac("secret", two, one)));
   EXPECT_FALSE(SameMac(mac, TargetMac("secret", one, two)));
+}
+
+TEST(TcpAuth, PullProofsDependOnCapabilityNoncesAndRoute) {
+  ASSERT_OK_AND_ASSIGN(const Nonce one, MakeNonce());
+  ASSERT_OK_AND_ASSIGN(const Nonce two, MakeNonce());
+  const Capability capability = testing::TestCapability();
+  const RouteKey key = {SessionId{2}, 3, 4};
+  const Mac mac = PullMac(capability, one, two, key);
+  EXPECT_TRUE(SameMac(mac, PullMac(capability, one, two, key)));
+  EXPECT_FALSE(SameMac(mac, PullMac(testing::TestCapability('d'), one, two, key)));
+  EXPECT_FALSE(SameMac(mac, PullMac({}, one, two, key)));
+  EXPECT_FALSE(SameMac(mac, PullMac(capability, two, one, key)));
+  EXPECT_FALSE(SameMac(mac, PullMac(capability, one, two, {SessionId{1}, 3, 4})));
+  EXPECT_FALSE(SameMac(mac, PullMac(capability, one, two, {SessionId{2}, 4, 3})));
+}
+
+TEST(Capability, OpensItselfOnlyAndNoneOpensNothing) {
+  EXPECT_TRUE(testing::TestCapability('a').Opens(testing::TestCapability('a')));
+  EXPECT_FALSE(testing::TestCapability('a').Opens(testing::TestCapability('b')));
+  EXPECT_FALSE(Capability().Opens(testing::TestCapability('a')));
+  EXPECT_FALSE(testing::TestCapability('a').Opens(Capability()));
+  EXPECT_FALSE(Capability().Opens(Capability()));
+  for (const std::size_t bytes : {0U, 31U, 33U}) {
+    EXPECT_THAT(Capability::FromBytes(std::string(bytes, 'a')),
+                IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  }
 }
 
 TEST(TcpAddress, TakesNumericHostsOnly) {

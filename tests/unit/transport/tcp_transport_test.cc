@@ -9,7 +9,9 @@
 #include "tensorbus/base/hash.h"
 #include "tensorbus/kernels/digest.h"
 #include "tensorbus/transport/peer_log.h"
+#include "tensorbus/transport/route_check.h"
 #include "tests/testing/random_blocks.h"
+#include "tests/testing/test_capability.h"
 #include "tests/unit/transport/scripted_source.h"
 
 namespace tensorbus::transport {
@@ -45,14 +47,21 @@ StridedBlock Flat(std::vector<std::byte>& memory) {
   return block;
 }
 
+/// A source that StartPull() may read.
+RouteEnd Open(const StridedBlock& block) {
+  return {.blocks = {block}, .capability = testing::TestCapability()};
+}
+
 std::future<Result<PullResult>> StartPull(Transport& transport, RouteEnd target, std::string peer,
                                           Proof proof = Proof::kReadback,
                                           Nanos patience = seconds(30)) {
   const auto promise = std::make_shared<std::promise<Result<PullResult>>>();
-  transport.Pull(
-      kKey, std::move(target),
-      {.proof = proof, .deadline = steady_clock::now() + patience, .peer = std::move(peer)},
-      [promise](Result<PullResult> result) { promise->set_value(std::move(result)); });
+  transport.Pull(kKey, std::move(target),
+                 {.proof = proof,
+                  .deadline = steady_clock::now() + patience,
+                  .peer = std::move(peer),
+                  .capability = testing::TestCapability()},
+                 [promise](Result<PullResult> result) { promise->set_value(std::move(result)); });
   return promise->get_future();
 }
 
@@ -106,7 +115,7 @@ TEST(TcpTransport, StagesWithinTheBudgetForATensorLargerThanIt) {
   block.strides = {2, 1 << 11};
   StridedBlock place = block;
   place.base = to.data();
-  ASSERT_OK(source->Expose(kKey, {.blocks = {block}}));
+  ASSERT_OK(source->Expose(kKey, Open(block)));
   ASSERT_OK(Wait(StartPull(*target, {.blocks = {place}}, source->endpoint())));
   EXPECT_EQ(from, to);
   EXPECT_LE(staging->used_bytes_max(), staging->limit_bytes());
@@ -126,7 +135,7 @@ TEST(TcpTransport, KeepsWithinItsCreditWhateverItsBounds) {
                               .window_bytes = window,
                               .credit_bytes = std::max(credit, 500U)});
     std::vector<std::byte> to(from.size());
-    ASSERT_OK(source->Expose(kKey, {.blocks = {Flat(from)}}));
+    ASSERT_OK(source->Expose(kKey, Open(Flat(from))));
     ASSERT_OK(Wait(StartPull(*target, {.blocks = {Flat(to)}}, source->endpoint())));
     EXPECT_EQ(from, to);
   }
@@ -136,7 +145,7 @@ TEST(TcpTransport, PullsFromItselfWhenNoPeerIsNamed) {
   const auto transport = Make();
   std::vector<std::byte> from(5000, std::byte{7});
   std::vector<std::byte> to(5000);
-  ASSERT_OK(transport->Expose(kKey, {.blocks = {Flat(from)}}));
+  ASSERT_OK(transport->Expose(kKey, Open(Flat(from))));
   ASSERT_OK(Wait(StartPull(*transport, {.blocks = {Flat(to)}}, "")));
   EXPECT_EQ(from, to);
 }
@@ -167,7 +176,7 @@ TEST(TcpTransport, RefusesHandshakesUntilItWasToldTheToken) {
     TcpTransport& target = as_source ? *knows : **late;
     std::vector<std::byte> from(100, std::byte{3});
     std::vector<std::byte> to(100);
-    ASSERT_OK(source.Expose(kKey, {.blocks = {Flat(from)}}));
+    ASSERT_OK(source.Expose(kKey, Open(Flat(from))));
     tell("");
     const auto refused = Wait(StartPull(target, {.blocks = {Flat(to)}}, source.endpoint()));
     EXPECT_EQ(refused.status().code(), Code::kUnavailable) << refused.status();
@@ -187,7 +196,7 @@ TEST(TcpTransport, RemembersSoManyPeersAndFindsForgottenOnesAgain) {
   std::vector<std::byte> from(100, std::byte{3});
   for (int i = 0; i < 5; ++i) {
     sources.push_back(Make());
-    ASSERT_OK(sources.back()->Expose(kKey, {.blocks = {Flat(from)}}));
+    ASSERT_OK(sources.back()->Expose(kKey, Open(Flat(from))));
   }
   for (int round = 0; round < 3; ++round) {
     for (const auto& source : sources) {
@@ -207,8 +216,7 @@ class RecordingMemory final : public ForeignMemory {
   Result<ForeignStage> Borrow(TimePoint) override {
     return Status(Code::kUnimplemented, "not lent here");
   }
-  Status Read(std::span<const ForeignPart>, std::span<std::byte> out,
-              TimePoint deadline) override {
+  Status Read(std::span<const ForeignPart>, std::span<std::byte> out, TimePoint deadline) override {
     std::fill(out.begin(), out.end(), std::byte{0});
     MutexLock lock(mutex_);
     deadline_ = deadline;
@@ -234,8 +242,10 @@ TEST(TcpTransport, WaitsForForeignSourcesUntilTheirSessionsDeadline) {
   std::vector<std::byte> from(100);
   std::vector<std::byte> to(100, std::byte{1});
   const TimePoint deadline = steady_clock::now() + std::chrono::hours(2);
-  ASSERT_OK(source->Expose(
-      kKey, {.blocks = {Flat(from)}, .memory = memory, .deadline = deadline}));
+  ASSERT_OK(source->Expose(kKey, {.blocks = {Flat(from)},
+                                  .memory = memory,
+                                  .deadline = deadline,
+                                  .capability = testing::TestCapability()}));
   ASSERT_OK(Wait(StartPull(*target, {.blocks = {Flat(to)}}, source->endpoint())));
   EXPECT_EQ(to, from);
   EXPECT_EQ(memory->deadline(), deadline);
@@ -257,6 +267,48 @@ TEST(TcpTransport, SourceRefusesATargetWithoutTheToken) {
   ASSERT_OK_AND_ASSIGN(const tcp::Failure failure, tcp::ParseFailure(refusal->second));
   EXPECT_THAT(failure.status, IsStatus(Code::kUnauthenticated, Reason::kNone));
   EXPECT_FALSE(end.Receive().has_value());
+}
+
+TEST(TcpTransport, AProofOfTheCapabilityServesForItsRouteOnItsConnectionOnly) {
+  const auto source = Make();
+  std::vector<std::byte> from(100, std::byte{3});
+  ASSERT_OK(source->Expose(kKey, Open(Flat(from))));
+  ASSERT_OK_AND_ASSIGN(const tcp::Nonce own, tcp::MakeNonce());
+  ScriptedEnd end = tcp::ConnectTo(source->endpoint());
+  end.Send(tcp::Encode(tcp::Hello{.nonce = own}));
+  const auto challenge = end.Receive();
+  ASSERT_TRUE(challenge.has_value());
+  ASSERT_OK_AND_ASSIGN(const tcp::Challenge parsed, tcp::ParseChallenge(challenge->second));
+  end.Send(tcp::Encode(tcp::Answer{.mac = tcp::TargetMac(kToken, own, parsed.nonce)}));
+  ASSERT_TRUE(end.Receive().has_value());  // kWelcome
+  const Capability capability = testing::TestCapability();
+  const RouteKey other = {.session = kKey.session, .source_rank = 1, .target_rank = 3};
+  const RouteEnd target = {.blocks = {Flat(from)}};
+  tcp::Request request = {.id = 1,
+                          .key = kKey,
+                          .shape = ShapeOf(target),
+                          .blocks = 1,
+                          .bytes = 100,
+                          .proof = Proof::kReadback,
+                          .first = 0,
+                          .count = 100};
+  for (const tcp::Mac& mac : {tcp::Mac{}, tcp::PullMac(capability, parsed.nonce, own, kKey),
+                              tcp::PullMac(capability, own, own, kKey),
+                              tcp::PullMac(capability, own, parsed.nonce, other),
+                              tcp::PullMac({}, own, parsed.nonce, kKey)}) {
+    request.mac = mac;
+    end.Send(tcp::Encode(request));
+    const auto failure = end.Receive();
+    ASSERT_TRUE(failure.has_value());
+    ASSERT_EQ(failure->first, FrameType::kFailure);
+    ASSERT_OK_AND_ASSIGN(const tcp::Failure why, tcp::ParseFailure(failure->second));
+    EXPECT_EQ(why.status.code(), Code::kPermissionDenied);
+  }
+  request.mac = tcp::PullMac(capability, own, parsed.nonce, kKey);
+  end.Send(tcp::Encode(request));
+  const auto data = end.Receive();
+  ASSERT_TRUE(data.has_value());
+  EXPECT_EQ(data->first, FrameType::kData);
 }
 
 TEST(TcpTransport, RefusesAnotherProtocolVersionOnBothSides) {
@@ -307,7 +359,7 @@ TEST(TcpTransport, HostileBytesEndTheirConnectionOnly) {
   std::vector<std::byte> from(100, std::byte{1});
   std::vector<std::byte> to(100);
   const auto target = Make();
-  ASSERT_OK(source->Expose(kKey, {.blocks = {Flat(from)}}));
+  ASSERT_OK(source->Expose(kKey, Open(Flat(from))));
   ASSERT_OK(Wait(StartPull(*target, {.blocks = {Flat(to)}}, source->endpoint())));
   EXPECT_EQ(from, to);
   const std::string log = ::testing::internal::GetCapturedStderr();
@@ -357,14 +409,14 @@ TEST(TcpTransport, AReturningPeerIsFoundAgain) {
   std::vector<std::byte> to(5000);
   auto source = Make();
   const std::string endpoint = source->endpoint();
-  ASSERT_OK(source->Expose(kKey, {.blocks = {Flat(from)}}));
+  ASSERT_OK(source->Expose(kKey, Open(Flat(from))));
   ASSERT_OK(Wait(StartPull(*target, {.blocks = {Flat(to)}}, endpoint)));
   source.reset();
   // Once the target has noticed, a pull either finds the old connection broken or nobody there.
   EXPECT_THAT(Wait(StartPull(*target, {.blocks = {Flat(to)}}, endpoint)),
               IsStatus(Code::kUnavailable, Reason::kPeerLost));
   source = Make({.listen = endpoint.substr(6)});
-  ASSERT_OK(source->Expose(kKey, {.blocks = {Flat(from)}}));
+  ASSERT_OK(source->Expose(kKey, Open(Flat(from))));
   EXPECT_OK(Wait(StartPull(*target, {.blocks = {Flat(to)}}, endpoint)));
 }
 
