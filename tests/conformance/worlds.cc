@@ -39,7 +39,8 @@ class FakeWorld final : public World {
 class ShmWorld final : public World {
  public:
   explicit ShmWorld(const WorldOptions& options)
-      : owned_(ShmTransport::Create({.threads = 3, .landing_hook = options.landing_hook})),
+      : owned_(ShmTransport::Create(
+            {.threads = options.threads, .landing_hook = options.landing_hook})),
         shm_(owned_.get()) {}
   Transport& source() override { return *shm_; }
   Transport& target() override { return *shm_; }
@@ -56,8 +57,10 @@ class TcpWorld final : public World {
   explicit TcpWorld(const WorldOptions& options)
       : staging_(StagingBudget::Create(options.staging_bytes)) {
     for (auto* end : {&source_, &target_}) {
-      auto created = TcpTransport::Create(
-          {.token = "conformance", .staging = staging_, .landing_hook = options.landing_hook});
+      auto created = TcpTransport::Create({.token = "conformance",
+                                           .io_threads = options.threads,
+                                           .staging = staging_,
+                                           .landing_hook = options.landing_hook});
       TB_CHECK(created.ok());
       *end = std::move(*created);
     }

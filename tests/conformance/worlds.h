@@ -16,6 +16,8 @@ struct WorldOptions {
   LandingHook landing_hook = nullptr;
   /// Budget of both ends together, where a transport stages bytes.
   std::uint64_t staging_bytes = std::uint64_t{256} << 20;
+  /// Threads that write into a target.
+  unsigned threads = 3;
 };
 
 /// Two connected ends of one kind of transport; one object may be both.

@@ -16,6 +16,7 @@
 #include <unistd.h>
 #include <vector>
 
+#include "tests/testing/sanitized.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/unit/agent/fake_worker.h"
@@ -26,13 +27,7 @@ namespace {
 
 using testing::FakeWorker;
 using testing::IsStatus;
-
-/// Sanitizers keep freed memory for a while, so that a program's memory says little.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#else
-constexpr bool kSanitized = false;
-#endif
+using testing::kSanitized;
 
 /// A program we started; killed and waited for when it dies with us.
 class Process {

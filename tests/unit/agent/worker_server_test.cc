@@ -34,10 +34,10 @@ class WorkerServerTest : public ::testing::Test {
                                           },
                                       .on_frame =
                                           [this](ConnectionId, wire::Frame frame) {
+                                            MutexLock lock(mutex_);
                                             if (frame.type == MessageType::kPing)
                                               server_->Send(opened_.back(), MessageType::kPong,
                                                             frame.request, {});
-                                            MutexLock lock(mutex_);
                                             frames_.push_back(frame.type);
                                             changed_.NotifyAll();
                                           },
@@ -48,6 +48,7 @@ class WorkerServerTest : public ::testing::Test {
                                             changed_.NotifyAll();
                                           }});
     ASSERT_OK(made);
+    MutexLock lock(mutex_);  // the handlers run on another thread already
     server_ = *std::move(made);
   }
   ~WorkerServerTest() override {

@@ -7,6 +7,7 @@
 #include "tensorbus/formats/model_config_file.h"
 #include "tensorbus/formats/model_tensors.h"
 #include "tensorbus/formats/safetensors_file.h"
+#include "tests/testing/sanitized.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_dir.h"
 
@@ -16,8 +17,12 @@ namespace {
 using ::testing::HasSubstr;
 using testing::IsStatus;
 
+std::string PathOf(const std::string& name) {
+  return TENSORBUS_MANIFESTS "/" + name + ".json.gz";
+}
+
 Manifest Shipped(const std::string& name) {
-  return ReadManifest(TENSORBUS_MANIFESTS "/" + name + ".json.gz").value();
+  return ReadManifest(PathOf(name)).value();
 }
 
 /// The first tensor in which two lists differ, for a message that can be read.
@@ -61,6 +66,7 @@ TEST(TensorsOf, EqualsEveryManifestFromItsOwnConfig) {
       {"tiny-vl", ModelFamily::kQwen25Vl, WeightForm::kPlain},
   };
   for (const Known& known : all) {
+    if (testing::LeftOut(PathOf(known.name))) continue;
     const Manifest manifest = Shipped(known.name);
     ASSERT_OK_AND_ASSIGN(const auto tensors,
                          TensorsOf({known.family, known.form, DType::kBf16, manifest.config}));
@@ -136,6 +142,7 @@ TEST(ModelConfig, PublishedConfigsGiveTheManifests) {
         "vision_config": {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 3584}})"},
   };
   for (const Published& published : all) {
+    if (testing::LeftOut(PathOf(published.manifest))) continue;
     ASSERT_OK_AND_ASSIGN(const ModelDescription model, ParseModelConfig(published.config));
     ASSERT_OK_AND_ASSIGN(const Manifest made, ManifestOf(published.manifest, model));
     const Manifest shipped = Shipped(published.manifest);

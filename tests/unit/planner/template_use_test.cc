@@ -3,6 +3,7 @@
 #include "planner/templates.h"
 #include "tensorbus/formats/layout_book_file.h"
 #include "tensorbus/formats/manifest_file.h"
+#include "tests/testing/sanitized.h"
 #include "tests/testing/status_matchers.h"
 
 namespace tensorbus::planner {
@@ -59,8 +60,9 @@ TEST(ParseTemplateUse, SaysWhatTheScenariosSay) {
         ShippedBook().scenarios.begin(), ShippedBook().scenarios.end(),
         [&](const Scenario& s) { return s.id.compare(0, 3, said.scenario) == 0; });
     ASSERT_NE(scenario, ShippedBook().scenarios.end()) << said.scenario;
-    const Manifest model =
-        formats::ReadManifest(TENSORBUS_MANIFESTS "/" + scenario->manifest + ".json.gz").value();
+    const std::string path = TENSORBUS_MANIFESTS "/" + scenario->manifest + ".json.gz";
+    if (testing::LeftOut(path)) continue;
+    const Manifest model = formats::ReadManifest(path).value();
     for (const auto& [text, wanted] :
          {std::pair{said.from, &scenario->source}, {said.to, &scenario->target}}) {
       ASSERT_OK_AND_ASSIGN(const TemplateUse use, ParseTemplateUse(text, ShippedBook(), model));
