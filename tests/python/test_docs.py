@@ -30,7 +30,7 @@ LANGUAGES = {"bash", "python", "json", "cpp", "cmake", "text"}
 COMMAND = re.compile(r"^(\$ |tensorbus(ctl|d|-agent)\b|scripts/|(\.venv/bin/)?python3? -|pip |cmake |git |sudo )", re.MULTILINE)
 
 # What a block may rely on: page and heading -> the surroundings it is run in. Everything else gets a scratch folder alone.
-NEEDS_BUS = {("README.md", "Look inside")}
+NEEDS_BUS = {("README.md", "Look inside"), ("docs/operations.md", "Commands")}
 NEEDS_HOSTS = {("docs/operations.md", "Several hosts")}
 # Jobs that run at the same time on one bus: (page, heading or surroundings without an example), surroundings, ranks.
 JOBS = [
@@ -144,12 +144,12 @@ def bus_at_work(runtime: Path) -> Iterator[None]:
             client.attach(arena)
             holding = tensorbus.Holding()
             weights = arena.array((8, 4), "float32")
-            holding.add("w", weights)
+            holding.add("model.norm.weight", weights)
             client.register(holding)
             if role == "producer":
                 client.before_write(timeout_s=30)
                 weights[...] = numpy.arange(32).reshape(8, 4)
-                client.publish(1, policy="skip").wait(timeout_s=30)
+                client.publish(1, policy="snapshot", keep_last=1).wait(timeout_s=30)
             else:
                 client.update("latest", timeout_s=30).wait(timeout_s=30)
                 assert float(weights[7, 3]) == 31
@@ -225,6 +225,50 @@ def test_every_fence_says_what_it_is() -> None:
         assert block.language in LANGUAGES, f"{block.place}: say one of {', '.join(sorted(LANGUAGES))} after the fence"
         if block.language == "text":
             assert not COMMAND.search(block.text), f"{block.place}: a command in a block of text; call it bash"
+
+
+def told(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def commands_of_ctl() -> set[str]:
+    """The commands that help lists, those below others as two words."""
+    def below(*words: str) -> Iterator[str]:
+        _, listed, text = told("tensorbusctl", *words, "--help").partition("Subcommands:\n")
+        if not listed:
+            yield " ".join(words)
+        for name in re.findall(r"^  ([a-z][a-z0-9-]*) ", text, re.MULTILINE):
+            yield from below(*words, name)
+
+    return set(below())
+
+
+def section(page: str, heading: str) -> str:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found = re.search(rf"^## {re.escape(heading)}$(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, f"{page} has no section '{heading}'"
+    return found[1]
+
+
+def test_every_command_is_described_and_run(scratch: Path) -> None:
+    commands = commands_of_ctl()
+    assert {"status", "bench m2n"} <= commands
+    cells = re.findall(r"^\| (`.*?`) \|", section("docs/operations.md", "Commands"), re.MULTILINE)
+    described = {re.match(r"[a-z-]+(?: m2n)?", code)[0] for cell in cells for code in re.findall(r"`([^`]*)`", cell)}
+    assert described == commands
+    shown = "".join(block.text for block in BLOCKS if is_runnable(block) and not block.not_run)
+    assert [command for command in sorted(commands) if f"tensorbusctl {command}" not in shown] == []
+
+
+@pytest.mark.parametrize("program", ["tensorbusd", "tensorbus-agent"])
+def test_every_flag_of_a_server_is_described(scratch: Path, program: str) -> None:
+    help_text = told(program, "--help")
+    flags = set(re.findall(r"^\s+(?:-h,)?--([a-z-]+)", help_text, re.MULTILINE)) - {"help"}
+    text = section("docs/operations.md", f"Flags of `{program}`")
+    assert set(re.findall(r"`--([a-z-]+)", text)) == flags
+    if program == "tensorbus-agent":
+        variables = set(re.findall(r"\(Env:(\w+)\)", help_text))
+        assert set(re.findall(r"`(TENSORBUS_\w+)`", text)) == variables
 
 
 def test_few_blocks_are_not_run() -> None:
