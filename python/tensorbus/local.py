@@ -82,7 +82,8 @@ def find_program(name: str) -> str:
             return str(Path(folder) / name)
     found = shutil.which(name)
     if found is None:
-        raise NotRunningError(f"no program {name} found; set TENSORBUS_BIN to the folder that has it", code="UNAVAILABLE",
+        raise NotRunningError(f"no program {name} beside this Python or on PATH; scripts/setup of a checkout and pip both "
+                              "install it, or set TENSORBUS_BIN to the folder that has it", code="UNAVAILABLE",
                               reason="not_running")
     return found
 

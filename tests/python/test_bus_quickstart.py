@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tensorbus.errors import NotRunningError
+from tensorbus.local import find_program
 from tensorbus.models.config import DecoderConfig
 from tensorbus.models.made import make_folder
-from tensorbus.quickstart.processes import ProcessFailed
-from tensorbus.quickstart.services import find_program
 
 CONFIG = DecoderConfig(vocab=131, hidden=64, layers=4, heads=8, kv_heads=2, head_dim=8, intermediate=64)
 MODELS = {
@@ -34,7 +34,7 @@ def programs() -> None:
     for name in ("tensorbusd", "tensorbus-agent"):
         try:
             find_program(name)
-        except ProcessFailed as error:
+        except NotRunningError as error:
             pytest.skip(str(error))
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tensorbus.errors import NotRunningError
+from tensorbus.local import find_program
 from tensorbus.models.config import DecoderConfig
 from tensorbus.models.made import DEFAULT, make_folder
 from tensorbus.quickstart.__main__ import choose_tp, main, parse
@@ -16,7 +18,7 @@ from tensorbus.quickstart.events import Emitter, Event, LineReader
 from tensorbus.quickstart.leaks import WARM_UP, Usage, find_leaks, own_usage, usage_of
 from tensorbus.quickstart.processes import ProcessFailed, Processes
 from tensorbus.quickstart.report import _nice_ceiling, bar_chart, median, render_report
-from tensorbus.quickstart.services import find_program, wait_for_socket
+from tensorbus.quickstart.services import wait_for_socket
 from tensorbus.quickstart.settings import Settings
 from tensorbus.quickstart.tally import Tally
 from tensorbus.quickstart.trainer import training_tokens
@@ -232,7 +234,7 @@ def test_real_text_is_used_where_there_is_a_tokenizer(smollm2: Path) -> None:
 
 def test_a_program_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(ProcessFailed, match="tensorbus-nothing is not installed.*scripts/setup"):
+    with pytest.raises(NotRunningError, match="no program tensorbus-nothing .*scripts/setup"):
         find_program("tensorbus-nothing")
 
 

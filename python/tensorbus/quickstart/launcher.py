@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tensorbus.errors import NotRunningError
 from tensorbus.models.cache import cache_folder
 from tensorbus.models.config import read_config
 
@@ -112,7 +113,7 @@ def _run_in(folder: Path, options: Options, start_services: StartServices, comma
             _watch(processes, settings, tally, display, lambda: _sample(services, usage))
             for prefix in ("trainer", "rollout"):
                 processes.wait_all(prefix, settings.deadline_s)
-        except ProcessFailed as error:
+        except (ProcessFailed, NotRunningError) as error:
             raise RunFailed(str(error)) from error
     return Result(tally, time.monotonic() - began, service_usage=usage)
 

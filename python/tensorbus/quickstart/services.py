@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
-import sys
 import time
 from pathlib import Path
+
+from tensorbus.local import find_program
 
 from .processes import ProcessFailed, Processes
 
 START_TIMEOUT_S = 30.0
-
-
-def find_program(name: str) -> str:
-    """The program beside this Python (a virtual environment's bin), else on PATH. ProcessFailed when there is none."""
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if not found:
-        raise ProcessFailed(f"{name} is not installed: not in {beside.parent} and not on PATH (scripts/setup builds it)")
-    return found
 
 
 def wait_for_socket(processes: Processes, path: Path, who: str, timeout_s: float = START_TIMEOUT_S) -> None:
