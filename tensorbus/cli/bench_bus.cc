@@ -1,6 +1,7 @@
 #include "tensorbus/cli/bench_bus.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <fmt/format.h>
 #include <fstream>
@@ -8,7 +9,9 @@
 #include <sys/un.h>
 #include <unordered_set>
 
+#include "tensorbus/base/malformed.h"
 #include "tensorbus/cli/bench_metrics.h"
+#include "tensorbus/cli/programs.h"
 
 namespace tensorbus::cli {
 namespace {
@@ -39,7 +42,26 @@ std::vector<std::string> LeftOut(const Workload& workload) {
   return left;
 }
 
+constexpr std::array<std::pair<const char*, Injection>, 4> kInjections = {
+    {{"stray-write", Injection::kStrayWrite},
+     {"damage", Injection::kDamage},
+     {"dead-source", Injection::kDeadSource},
+     {"dead-target", Injection::kDeadTarget}}};
+
 }  // namespace
+
+std::string InjectionNames() {
+  std::vector<const char*> names;
+  for (const auto& [name, injection] : kInjections) names.push_back(name);
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+Result<Injection> ParseInjection(const std::string& text) {
+  for (const auto& [name, injection] : kInjections) {
+    if (text == name) return injection;
+  }
+  return Malformed(fmt::format("no fault '{}'; known are {}", text, InjectionNames()));
+}
 
 Result<std::string> WriteLayout(const Crew& crew, const std::string& name,
                                 const JobLayout& layout) {
@@ -132,7 +154,7 @@ Result<BenchTeam> BenchTeam::Start(Crew& crew, const BenchBus& bus, const BusSet
     spec.name = is_source                ? fmt::format("source {}", rank)
                 : workload.replicas == 1 ? fmt::format("target {}", rank)
                                          : fmt::format("replica {} target {}", replica, rank);
-    spec.argv = {SelfPath(),       "bench-worker",
+    spec.argv = {OwnPath(),        "bench-worker",
                  "--role",         is_source ? "source" : "target",
                  "--layout",       is_source ? source : target,
                  "--agent-socket", is_source ? bus.source_socket() : bus.target_socket(),
@@ -211,6 +233,41 @@ Result<Lap> BenchTeam::Refresh(std::uint64_t version) {
   }
   lap.seconds = static_cast<double>(live - published) * 1e-9;
   return lap;
+}
+
+Status BenchTeam::Misbehave(const std::vector<Crew::Member>& ranks, BenchFault fault) {
+  const BenchMessage message = {.command = BenchCommand::kFault,
+                                .a = static_cast<std::uint64_t>(fault)};
+  return crew_
+      ->Ask(std::span(ranks).first(1), message, Clock::Real().Now() + timeout_, "a fault injected")
+      .status();
+}
+
+Status BenchTeam::RefreshWith(Injection fault, std::uint64_t version) {
+  if (fault == Injection::kDamage) {
+    TB_RETURN_IF_ERROR(Refresh(version).status());
+    TB_RETURN_IF_ERROR(Misbehave(targets_, BenchFault::kWriteByte));
+    return Verify(version);
+  }
+  const TimePoint deadline = Clock::Real().Now() + timeout_;
+  const auto ask = [&](const std::vector<Crew::Member>& members, BenchCommand command,
+                       const std::string& what) {
+    const BenchMessage message = {.command = command, .count = 1, .version = version};
+    return crew_->Ask(members, message, deadline, what).status();
+  };
+  TB_RETURN_IF_ERROR(ask(sources_, BenchCommand::kWrite, "rewriting every tensor"));
+  TB_RETURN_IF_ERROR(ask(sources_, BenchCommand::kPublish, "publishing"));
+  if (fault != Injection::kDeadTarget) {
+    const bool dies = fault == Injection::kDeadSource;
+    TB_RETURN_IF_ERROR(Misbehave(sources_, dies ? BenchFault::kDie : BenchFault::kWriteByte));
+  }
+  TB_RETURN_IF_ERROR(ask(targets_, BenchCommand::kAsk, "asking"));
+  if (fault == Injection::kDeadTarget) {
+    TB_RETURN_IF_ERROR(Misbehave(targets_, BenchFault::kDie));
+  }
+  TB_RETURN_IF_ERROR(
+      ask(targets_, BenchCommand::kWait, fmt::format("refresh to version {}", version)));
+  return Verify(version);
 }
 
 Status BenchTeam::Verify(std::uint64_t version) {

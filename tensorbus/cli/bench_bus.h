@@ -30,6 +30,18 @@ struct Lap {
   double cpu_seconds = 0;      ///< daemon, agents and the workers' own requests
 };
 
+/// What goes wrong in a refresh on purpose, to see that it is noticed.
+enum class Injection {
+  kStrayWrite,  ///< source 0 changes a byte of what it has published, before it is read
+  kDamage,      ///< a byte of target 0 changes after the flip
+  kDeadSource,  ///< source 0 ends after it has published
+  kDeadTarget,  ///< target 0 ends after it has asked for the version
+};
+/// Error: kInvalidArgument naming the known ones.
+Result<Injection> ParseInjection(const std::string& text);
+/// "stray-write, damage, …".
+std::string InjectionNames();
+
 /// A daemon and its agents: one for all ranks (shm), or one for sources and one for targets (tcp).
 /// Its processes belong to the crew.
 class BenchBus {
@@ -61,6 +73,10 @@ class BenchTeam {
 
   /// One refresh: every target asks, every source rewrites all and publishes, all targets have it.
   Result<Lap> Refresh(std::uint64_t version);
+  /// A refresh in which something goes wrong, compared as by Verify(): never OK unless nobody
+  /// noticed. Stray bytes are written when every source's publish is accepted and no target has
+  /// asked yet, so that what was published and what is read differ for certain.
+  Status RefreshWith(Injection fault, std::uint64_t version);
   /// Every target compares all elements.
   Status Verify(std::uint64_t version);
   /// Ends the ranks.
@@ -76,6 +92,8 @@ class BenchTeam {
   BenchTeam(Crew& crew, const BenchBus& bus, Nanos timeout)
       : crew_(&crew), bus_(&bus), timeout_(timeout) {}
   Status Register();
+  /// The first of `ranks` does what it should not.
+  Status Misbehave(const std::vector<Crew::Member>& ranks, BenchFault fault);
 
   Crew* crew_;
   const BenchBus* bus_;

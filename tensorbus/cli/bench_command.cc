@@ -1,15 +1,25 @@
 #include <chrono>
+#include <fmt/format.h>
 #include <iostream>
 #include <memory>
 
 #include <CLI/CLI.hpp>
 
+#include "tensorbus/cli/bench_peers.h"
 #include "tensorbus/cli/bench_run.h"
 #include "tensorbus/cli/bench_worker.h"
 #include "tensorbus/cli/commands.h"
 
 namespace tensorbus::cli {
 namespace {
+
+/// "a, b, c" as help and completion show a choice.
+std::string Choices(std::string names) {
+  for (std::size_t at = 0; (at = names.find(", ", at)) != std::string::npos; ++at) {
+    names.replace(at, 2, "|");
+  }
+  return names;
+}
 
 void AddM2n(CLI::App& bench, int* exit_code) {
   auto* command = bench.add_subcommand(
@@ -22,8 +32,8 @@ void AddM2n(CLI::App& bench, int* exit_code) {
       "table goes to standard error, JSON to standard output.\n"
       "Exit status: 0 measured and verified, 1 failed, 2 bad usage.");
   WorkloadChoice& workload = options->workload;
-  command->add_option("--workload", workload.name,
-                      "One of " + WorkloadNames() + ", or all (default: large)");
+  command->add_option("--workload", workload.name, "One of these, or all of them (default: large)")
+      ->type_name(Choices(WorkloadNames() + ", all"));
   command->add_option("--source", workload.source, "Layout file of the job that has the weights");
   command->add_option("--target", workload.target, "Layout file of the job that wants them");
   command->add_option("--scenario", workload.scenario,
@@ -39,27 +49,35 @@ void AddM2n(CLI::App& bench, int* exit_code) {
                    "Divides the first dimension of every tensor, for a quick run")
       ->check(CLI::Range(1U, 1U << 20));
   BusSettings& bus = options->bus;
-  command->add_option("--transport", bus.transport, "shm or tcp")->capture_default_str();
-  command->add_option("--memory", bus.memory, "Where tensors live: mapped, cma or bucket")
+  command->add_option("--transport", bus.transport, "How bytes go from agent to agent")
+      ->type_name("shm|tcp")
       ->capture_default_str();
-  command->add_option("--proof", bus.proof, "readback, stream, memory or off")
+  command->add_option("--memory", bus.memory, "Where tensors live, and how the agent gets there")
+      ->type_name("mapped|cma|bucket")
       ->capture_default_str();
-  command->add_option("--flip", bus.flip, "in_place or shadow")->capture_default_str();
+  command->add_option("--proof", bus.proof, "What a refresh proves (docs/integrity.md)")
+      ->type_name("readback|stream|memory|off")
+      ->capture_default_str();
+  command->add_option("--flip", bus.flip, "Into the live weights, or beside them")
+      ->type_name("in_place|shadow")
+      ->capture_default_str();
   command->add_option("--iterations", options->iterations, "Refreshes measured after the first")
       ->check(CLI::Range(1U, 100000U))
       ->capture_default_str();
   command
       ->add_option("--peers", options->peers,
-                   "Other ways to move the same bytes, measured alternating with ours: hand-shm, "
-                   "hand-cma, gather-broadcast, gloo-p2p, gloo-bucket, or all")
+                   "Other ways to move the same bytes, measured alternating with ours")
+      ->type_name(Choices(fmt::format("{}, all", fmt::join(PeerTeam::Known(), ", "))))
       ->delimiter(',');
+  command
+      ->add_option("--fault", options->fault,
+                   "Let the second refresh go wrong, which must end the run with status 1")
+      ->type_name(Choices(InjectionNames()));
   command
       ->add_option("--agent-flag", bus.agent_flags,
                    "Passed on to the agents, repeatable: --agent-flag=--copy-threads=1")
       ->allow_extra_args(false);
-  command->add_option("--timeout", *timeout_s, "Seconds that any one step may take")
-      ->check(CLI::Range(0.1, 86400.0))
-      ->capture_default_str();
+  AddSeconds(*command, "--timeout", timeout_s.get(), 0.1, 86400, "That any one step may take");
   command->add_flag("--json", options->json, "Print one JSON object on standard output");
   command->add_option("--html", options->html, "Write a page with a chart to this file");
   command->add_option("--log-dir", options->log_dir, "Keep the logs of all processes here");

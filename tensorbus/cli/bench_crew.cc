@@ -11,7 +11,6 @@
 #include <fmt/format.h>
 #include <fstream>
 #include <poll.h>
-#include <sstream>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -50,17 +49,14 @@ bool Readable(int fd, int timeout_ms) {
 }
 
 /// Between fork and exec: nothing but system calls.
-[[noreturn]] void BecomeChild(char* const* argv, char* const* environment, int log,
+[[noreturn]] void BecomeChild(char* const* argv, char* const* environment, int input, int log,
                               std::span<const int> descriptors, pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != parent) ::_exit(127);
   ::setpgid(0, 0);
   const sigset_t set = EndSignals();
   ::sigprocmask(SIG_UNBLOCK, &set, nullptr);
-  const int null = ::open("/dev/null", O_RDONLY);
-  ::dup2(null, 0);
-  ::dup2(log, 1);
-  ::dup2(log, 2);
+  if (::dup2(input, 0) < 0 || ::dup2(log, 1) < 0 || ::dup2(log, 2) < 0) ::_exit(127);
   for (const int fd : descriptors) ::fcntl(fd, F_SETFD, 0);
   ::execve(argv[0], argv, environment);
   ::_exit(127);
@@ -83,24 +79,6 @@ std::vector<char*> Pointers(std::vector<std::string>& words) {
 }
 
 }  // namespace
-
-std::string SelfPath() {
-  std::error_code error;
-  return fs::read_symlink("/proc/self/exe", error).string();
-}
-
-Result<std::string> FindProgram(const std::string& name) {
-  const fs::path beside = fs::path(SelfPath()).parent_path() / name;
-  if (::access(beside.c_str(), X_OK) == 0) return beside.string();
-  const char* path = std::getenv("PATH");  // NOLINT(concurrency-mt-unsafe)
-  std::istringstream folders(path != nullptr ? path : "");
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    const fs::path there = fs::path(folder) / name;
-    if (::access(there.c_str(), X_OK) == 0) return there.string();
-  }
-  return Status(Code::kNotFound, fmt::format("{} is not installed: not in {} and not on PATH", name,
-                                             beside.parent_path().string()));
-}
 
 Result<Crew> Crew::Create() {
   const char* base = std::getenv("TMPDIR");  // NOLINT(concurrency-mt-unsafe)
@@ -153,13 +131,22 @@ Result<Crew::Member> Crew::Start(const CrewSpec& spec) {
   const Member member = processes_.size();
   processes_.push_back(std::move(process));
   const std::string log_path = LogPath(member);
+  // Without them the process would write into our output and read our input.
   const UniqueFd log(::open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!log.valid() || !nothing.valid()) {
+    const Status failed = ErrnoStatus(errno, log.valid() ? "/dev/null" : log_path);
+    processes_.pop_back();
+    return failed;
+  }
   std::vector<std::string> environment = EnvironmentFor(spec.clean_environment);
   const std::vector<char*> argv = Pointers(words);
   const std::vector<char*> env = Pointers(environment);
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
-  if (pid == 0) BecomeChild(argv.data(), env.data(), log.get(), descriptors, parent);
+  if (pid == 0) {
+    BecomeChild(argv.data(), env.data(), nothing.get(), log.get(), descriptors, parent);
+  }
   if (pid < 0) {
     const Status failed = ErrnoStatus(errno, "start " + spec.name);
     processes_.pop_back();

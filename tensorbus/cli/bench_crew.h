@@ -93,9 +93,4 @@ class Crew {
   std::vector<Process> processes_;
 };
 
-/// The path of a program that comes with this one: beside it, else on PATH. kNotFound.
-Result<std::string> FindProgram(const std::string& name);
-/// The path of this program.
-std::string SelfPath();
-
 }  // namespace tensorbus::cli

@@ -31,8 +31,11 @@ std::uint16_t PortIn(const std::string& log_path) {
 
 std::string Fetch(std::uint16_t port) {
   const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) return "";
   const timeval timeout = {2, 0};
-  ::setsockopt(fd.get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
+  for (const int which : {SO_RCVTIMEO, SO_SNDTIMEO}) {
+    ::setsockopt(fd.get(), SOL_SOCKET, which, &timeout, sizeof timeout);
+  }
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_port = htons(port);

@@ -8,6 +8,7 @@
 #include "tensorbus/cli/bench_pattern.h"
 #include "tensorbus/cli/bench_scripts.h"
 #include "tensorbus/cli/bench_stats.h"
+#include "tensorbus/cli/programs.h"
 
 namespace tensorbus::cli {
 namespace {
@@ -115,11 +116,6 @@ Status PeerTeam::Introduce() {
 
 Result<PeerTeam> PeerTeam::Start(Crew& crew, const std::string& kind, const Workload& workload,
                                  Nanos timeout) {
-  const auto known = std::find(Known().begin(), Known().end(), kind);
-  if (known == Known().end()) {
-    return Status(Code::kUnimplemented,
-                  fmt::format("no peer of this name; known are {}", fmt::join(Known(), ", ")));
-  }
   PeerTeam team(crew, timeout);
   const TimePoint start = Clock::Real().Now();
   TB_RETURN_IF_ERROR(team.MakeGoPage());

@@ -19,7 +19,8 @@ class PeerTeam {
   /// The names that `--peers all` means.
   static const std::vector<std::string>& Known();
 
-  /// Errors: kUnimplemented, kNotFound or kUnavailable for what cannot run here, saying why.
+  /// `kind` is one of Known(). Errors: kNotFound or kUnavailable for what cannot run here, saying
+  /// why.
   static Result<PeerTeam> Start(Crew& crew, const std::string& kind, const Workload& workload,
                                 Nanos timeout);
 

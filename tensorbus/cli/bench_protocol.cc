@@ -60,6 +60,7 @@ BenchReply ReplyTo(BenchCommand command, const Status& status) {
   BenchReply reply;
   reply.command = command;
   reply.code = static_cast<std::uint32_t>(status.code());
+  reply.reason = static_cast<std::uint32_t>(status.reason());
   if (!status.ok()) SetText(reply, status.message());
   return reply;
 }
@@ -67,8 +68,10 @@ BenchReply ReplyTo(BenchCommand command, const Status& status) {
 Status StatusOf(const BenchReply& reply) {
   if (reply.code == 0) return {};
   const bool known = reply.code <= static_cast<std::uint32_t>(Code::kUnauthenticated);
+  const bool known_reason = reply.reason <= static_cast<std::uint32_t>(Reason::kBusy);
   return {known ? static_cast<Code>(reply.code) : Code::kUnknown,
-          std::string(reply.text, ::strnlen(reply.text, sizeof reply.text))};
+          std::string(reply.text, ::strnlen(reply.text, sizeof reply.text)),
+          known_reason ? static_cast<Reason>(reply.reason) : Reason::kNone};
 }
 
 void SetText(BenchReply& reply, std::string_view text) {

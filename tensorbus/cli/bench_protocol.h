@@ -24,13 +24,15 @@ enum class BenchCommand : std::uint32_t {
   kVerify = 7,   ///< target: compare every element with `version`
   kQuit = 8,     ///< end with status 0; no reply
   kPeer = 9,     ///< hand-cma's target: source rank `count` is process `b`, its arena at `a`
+  kFault = 10,   ///< ours: do at once what BenchFault `a` says, as nobody should
 };
 
 struct BenchMessage {
   BenchCommand command = BenchCommand::kHello;
-  std::uint32_t count = 0;  ///< kRun: the value of the go flag to wait for; kPeer: a rank
+  /// kRun: the value of the go flag to wait for; kPeer: a rank; kPublish: 1 to reply on acceptance
+  std::uint32_t count = 0;
   std::uint64_t version = 0;
-  std::uint64_t a = 0;  ///< kPeer: an address; kRun of a ceiling: a BenchCeiling
+  std::uint64_t a = 0;  ///< kPeer: an address; kRun of a ceiling: a BenchCeiling; kFault
   std::uint64_t b = 0;  ///< kPeer: a process id
 };
 static_assert(sizeof(BenchMessage) == 32);
@@ -44,7 +46,8 @@ struct BenchReply {
   std::uint64_t bytes = 0;     ///< that arrived
   std::uint64_t address = 0;   ///< hand-cma's source: its arena
   double values[4] = {};       ///< see where they are filled
-  char text[448] = {};         ///< zero-ended: an error, or why a memory mode was chosen
+  std::uint32_t reason = 0;    ///< a Reason, of the failure
+  char text[444] = {};         ///< zero-ended: an error, or why a memory mode was chosen
 };
 static_assert(sizeof(BenchReply) == 528);
 
@@ -54,6 +57,12 @@ enum class BenchCeiling : std::uint64_t {
   kStream = 1,   ///< two threads, stores past the cache
   kSocket1 = 2,  ///< one TCP stream over loopback
   kSocket2 = 3,  ///< two of them
+};
+
+/// What a rank does on kFault.
+enum class BenchFault : std::uint64_t {
+  kWriteByte = 0,  ///< changes the first byte of its first tensor, without asking anybody
+  kDie = 1,        ///< ends itself with SIGKILL
 };
 
 /// kHello of a worker: values of BenchReply.

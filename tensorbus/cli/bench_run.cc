@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
+#include <fcntl.h>
 #include <filesystem>
 #include <fmt/format.h>
 #include <optional>
@@ -9,6 +11,7 @@
 #include <unistd.h>
 
 #include "tensorbus/base/malformed.h"
+#include "tensorbus/base/unique_fd.h"
 #include "tensorbus/cli/bench_peers.h"
 #include "tensorbus/cli/bench_report.h"
 #include "tensorbus/cli/bench_stats.h"
@@ -60,14 +63,45 @@ std::vector<std::string> WantedPeers(const std::vector<std::string>& asked) {
   return wanted;
 }
 
+/// That a file or folder can be made where one is asked for: not found out after the measuring.
+Status CheckWritable(const std::string& flag, const std::string& path, bool folder) {
+  namespace fs = std::filesystem;
+  if (path.empty()) return {};
+  std::error_code error;
+  if (folder) {
+    fs::create_directories(path, error);
+    if (!error && ::access(path.c_str(), W_OK | X_OK) == 0) return {};
+    return ErrnoStatus(error ? error.value() : errno, fmt::format("{} {}", flag, path));
+  }
+  const bool there = fs::exists(path, error);
+  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644));
+  if (!file.valid()) return ErrnoStatus(errno, fmt::format("{} {}", flag, path));
+  if (!there) ::unlink(path.c_str());
+  return {};
+}
+
+Status CheckPeers(const std::vector<std::string>& asked) {
+  for (const std::string& name : asked) {
+    const auto& known = PeerTeam::Known();
+    if (name == "all" || std::find(known.begin(), known.end(), name) != known.end()) continue;
+    return Malformed(
+        fmt::format("no peer '{}'; known are {} and all", name, fmt::join(known, ", ")));
+  }
+  return {};
+}
+
 Status CheckOptions(const BenchOptions& options) {
   if (options.bus.transport != "shm" && options.bus.transport != "tcp") {
-    return Malformed(fmt::format("no transport '{}' here; known are shm, tcp", options.bus.transport));
+    return Malformed(
+        fmt::format("no transport '{}' here; known are shm, tcp", options.bus.transport));
   }
   TB_RETURN_IF_ERROR(ParseMemoryMode(options.bus.memory).status());
   TB_RETURN_IF_ERROR(ParseProof(options.bus.proof).status());
   TB_RETURN_IF_ERROR(ParseFlipMode(options.bus.flip).status());
-  return {};
+  if (!options.fault.empty()) TB_RETURN_IF_ERROR(ParseInjection(options.fault).status());
+  TB_RETURN_IF_ERROR(CheckPeers(options.peers));
+  TB_RETURN_IF_ERROR(CheckWritable("--html", options.html, false));
+  return CheckWritable("--log-dir", options.log_dir, true);
 }
 
 Status CheckFits(const Workload& workload, const BenchOptions& options, const HostInfo& host) {
@@ -110,7 +144,6 @@ class BenchSession {
   }
 
   Status Run() {
-    TB_RETURN_IF_ERROR(CheckFits(workload_, options_, result_.host));
     Show("starting");
     TB_ASSIGN_OR_RETURN(const BenchBus bus, BenchBus::Start(crew_, options_.bus));
     TB_ASSIGN_OR_RETURN(BenchTeam team,
@@ -163,6 +196,7 @@ class BenchSession {
   Status Measure(BenchTeam& team, CeilingTeam& ceilings) {
     for (std::uint32_t lap = 0; lap <= options_.iterations; ++lap) {
       const std::uint64_t version = lap + 1;
+      if (lap == 1 && !options_.fault.empty()) return Inject(team, version);
       Show(lap == 0 ? "first refresh" : fmt::format("{}/{}", lap, options_.iterations));
       TB_ASSIGN_OR_RETURN(const Lap times, team.Refresh(version));
       TB_RETURN_IF_ERROR(team.Verify(version));
@@ -187,6 +221,13 @@ class BenchSession {
     result_.ntcopy_gb_per_s = ceilings.stream_gb_per_s();
     result_.socket_gb_per_s = ceilings.socket_gb_per_s();
     return {};
+  }
+
+  Status Inject(BenchTeam& team, std::uint64_t version) {
+    Show("injecting " + options_.fault);
+    TB_ASSIGN_OR_RETURN(const Injection fault, ParseInjection(options_.fault));
+    TB_RETURN_IF_ERROR(team.RefreshWith(fault, version));
+    return {Code::kInternal, fmt::format("nobody noticed the fault {}", options_.fault)};
   }
 
   static Status MeasurePeer(PeerTeam& team, PeerResult& result, std::uint64_t version) {
@@ -272,6 +313,7 @@ int Fail(const BenchOptions& options, const Status& status, int exit_code, std::
     answer["error"]["code"] = CodeName(status.code());
     answer["error"]["reason"] = ReasonName(status.reason());
     answer["error"]["message"] = status.message();
+    if (!options.fault.empty()) answer["fault"] = options.fault;
     out << Dump(answer) << "\n";
   }
   return exit_code;
@@ -290,6 +332,13 @@ int RunBench(const BenchOptions& options, std::ostream& out, std::ostream& err) 
   const auto workloads = ChooseWorkloads(options.workload);
   if (!workloads.ok()) {
     return Fail(options, workloads.status(), ExitCodeFor(workloads.status()), out, err);
+  }
+  const HostInfo host = DescribeHost();
+  for (const Workload& workload : *workloads) {
+    const Status fits = CheckFits(workload, options, host);
+    if (!fits.ok()) {
+      return Fail(options, fits.Annotate("workload " + workload.name), kExitFailed, out, err);
+    }
   }
   std::vector<BenchJson> reports;
   for (const Workload& workload : *workloads) {

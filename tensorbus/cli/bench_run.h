@@ -16,6 +16,7 @@ struct BenchOptions {
   BusSettings bus;
   std::uint32_t iterations = 20;
   std::vector<std::string> peers;  ///< names, or "all"
+  std::string fault;               ///< what to inject into the second refresh; "": nothing
   bool json = false;
   std::string html;     ///< file to write
   std::string log_dir;  ///< folder to keep the processes' logs in

@@ -1,12 +1,12 @@
 #include "tensorbus/cli/bench_scripts.h"
 
-#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 #include <fmt/format.h>
-#include <fstream>
 #include <unistd.h>
 
+#include "tensorbus/cli/html.h"
+#include "tensorbus/cli/programs.h"
 #include "tensorbus/formats/layout_file.h"
 
 namespace tensorbus::cli {
@@ -14,22 +14,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kFoldersUp = 5;
 constexpr const char* kScript = "torch_peer.py";
 
-/// Calls `found(folder)` for the folders of and above this program until it gives a path.
-template <typename Found>
-std::string Upwards(const fs::path& start, const Found& found) {
-  fs::path folder = start;
-  for (int up = 0; up < kFoldersUp && !folder.empty(); ++up, folder = folder.parent_path()) {
-    const std::string path = found(folder);
-    if (!path.empty()) return path;
-  }
-  return "";
-}
-
 std::string FindScript() {
-  return Upwards(fs::path(SelfPath()).parent_path(), [](const fs::path& folder) -> std::string {
+  return FindUpwards([](const fs::path& folder) -> std::string {
     std::error_code error;
     for (const char* below : {"share/tensorbus/bench", "bench/peers"}) {
       if (fs::exists(folder / below / kScript, error)) return (folder / below / kScript).string();
@@ -43,15 +31,14 @@ std::string FindPython() {
   if (named != nullptr && *named != 0) return named;
   const char* venv = std::getenv("VIRTUAL_ENV");  // NOLINT(concurrency-mt-unsafe)
   if (venv != nullptr && *venv != 0) return std::string(venv) + "/bin/python";
-  const std::string near =
-      Upwards(fs::path(SelfPath()).parent_path(), [](const fs::path& folder) -> std::string {
-        for (const char* below : {"python", ".venv/bin/python"}) {
-          if (::access((folder / below).c_str(), X_OK) == 0 && !fs::is_directory(folder / below)) {
-            return (folder / below).string();
-          }
-        }
-        return "";
-      });
+  const std::string near = FindUpwards([](const fs::path& folder) -> std::string {
+    for (const char* below : {"python", ".venv/bin/python"}) {
+      if (::access((folder / below).c_str(), X_OK) == 0 && !fs::is_directory(folder / below)) {
+        return (folder / below).string();
+      }
+    }
+    return "";
+  });
   if (!near.empty()) return near;
   const auto on_path = FindProgram("python3");
   return on_path.ok() ? *on_path : "";
@@ -62,14 +49,6 @@ bool HasTorch(const std::string& python) {
   const std::string command =
       fmt::format("'{}' -c 'import torch.distributed, numpy' >/dev/null 2>&1 </dev/null", python);
   return std::system(command.c_str()) == 0;  // NOLINT(concurrency-mt-unsafe)
-}
-
-Status WriteText(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << text;
-  file.flush();
-  if (!file) return ErrnoStatus(errno != 0 ? errno : EIO, path);
-  return {};
 }
 
 }  // namespace
@@ -86,8 +65,8 @@ Result<ScriptPeer> PrepareScriptPeer(const Crew& crew, const std::string& kind,
                               python.empty() ? "python3" : python));
   }
   const std::string stem = crew.folder() + "/" + kind;
-  TB_RETURN_IF_ERROR(WriteText(stem + "-source.json", formats::WriteLayoutFile(workload.source)));
-  TB_RETURN_IF_ERROR(WriteText(stem + "-target.json", formats::WriteLayoutFile(workload.target)));
+  TB_RETURN_IF_ERROR(WriteFile(formats::WriteLayoutFile(workload.source), stem + "-source.json"));
+  TB_RETURN_IF_ERROR(WriteFile(formats::WriteLayoutFile(workload.target), stem + "-target.json"));
   ScriptPeer peer;
   peer.argv = {python,
                script,

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <cstdio>
 #include <fmt/format.h>
 #include <optional>
@@ -147,13 +148,15 @@ class BenchWorker {
       case BenchCommand::kWrite:
         return Write(message.version);
       case BenchCommand::kPublish:
-        return Publish(Version{message.version}, reply);
+        return Publish(Version{message.version}, message.count == 0, reply);
       case BenchCommand::kAsk:
         return AskForNext();
       case BenchCommand::kWait:
         return AwaitLive(Version{message.version}, reply);
       case BenchCommand::kVerify:
         return CheckArena(layout_, arena_, message.version, memory_->data());
+      case BenchCommand::kFault:
+        return Misbehave(static_cast<BenchFault>(message.a));
       default:
         return {Code::kUnimplemented, "not a command for a rank of ours"};
     }
@@ -203,13 +206,21 @@ class BenchWorker {
     return {};
   }
 
-  Status Publish(Version version, BenchReply* reply) {
+  Status Misbehave(BenchFault fault) {
+    if (fault == BenchFault::kDie) ::raise(SIGKILL);
+    if (arena_.pieces.empty()) return {Code::kFailedPrecondition, "this rank holds nothing"};
+    memory_->data()[arena_.pieces.front().offset] ^= std::byte{1};
+    return {};
+  }
+
+  Status Publish(Version version, bool until_free, BenchReply* reply) {
     const std::uint64_t begin = MonotonicNs();
     TB_ASSIGN_OR_RETURN(
         client::Request request,
         client_->Publish(
             {.version = version, .min_replicas = options_.replicas, .receipts = receipts_}));
     TB_RETURN_IF_ERROR(request.Wait(timeout_).status());
+    if (!until_free) return {};
     const std::uint64_t accepted = MonotonicNs();
     TB_RETURN_IF_ERROR(client_->BeforeWrite(timeout_).status());
     const std::uint64_t free = MonotonicNs();

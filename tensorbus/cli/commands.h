@@ -1,10 +1,12 @@
 #pragma once
 
 #include <span>
+#include <string>
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace tensorbus::cli {
 
@@ -33,6 +35,10 @@ RegisterCommand RegisterBench;
 RegisterCommand RegisterBenchWorker;  // hidden: what bench starts
 RegisterCommand RegisterDoctor;
 RegisterCommand RegisterCompletion;
+
+/// Adds a flag for a time in seconds, `least` to `most`; not a number is neither.
+CLI::Option* AddSeconds(CLI::App& command, const std::string& flag, double* seconds, double least,
+                        double most, const std::string& help);
 
 struct TransferOptions;
 /// Adds the flags that name a transfer, which several commands share.

@@ -1,7 +1,6 @@
 #include "tensorbus/cli/local_bus.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -111,7 +110,7 @@ Status Stop(const ProcessMark& mark, Steady::time_point deadline) {
       pollfd wait = {.fd = fd.get(), .events = POLLIN, .revents = 0};
       const int ready = ::poll(&wait, 1, static_cast<int>(std::max<std::int64_t>(0, left.count())));
       if (ready > 0) return true;
-      if (ready == 0) return false;
+      if (ready == 0 || errno != EINTR) return false;
     }
   };
   if (!signal(SIGTERM)) return ErrnoStatus(errno, fmt::format("stopping process {}", mark.pid));
@@ -260,14 +259,6 @@ Status Down(const LocalOptions& options, nlohmann::ordered_json* result, std::os
 }
 
 }  // namespace
-
-std::string OwnFolder() {
-  std::array<char, 4096> path = {};
-  const ssize_t size = ::readlink("/proc/self/exe", path.data(), path.size() - 1);
-  if (size <= 0) return ".";
-  const std::string text(path.data(), static_cast<std::size_t>(size));
-  return text.substr(0, text.rfind('/'));
-}
 
 std::optional<ProcessMark> MarkOf(pid_t pid) {
   std::ifstream file(fmt::format("/proc/{}/stat", pid));

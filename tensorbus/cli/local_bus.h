@@ -25,9 +25,6 @@ int RunUp(const LocalOptions& options, std::ostream& out, std::ostream& err);
 /// Stops exactly the processes that `up` started, and removes their sockets. Nothing there: fine.
 int RunDown(const LocalOptions& options, std::ostream& out, std::ostream& err);
 
-/// The folder of the running program.
-std::string OwnFolder();
-
 /// A process by what cannot be taken over by another one with the same number.
 struct ProcessMark {
   pid_t pid = 0;

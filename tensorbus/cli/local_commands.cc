@@ -6,6 +6,7 @@
 #include "tensorbus/cli/commands.h"
 #include "tensorbus/cli/doctor.h"
 #include "tensorbus/cli/local_bus.h"
+#include "tensorbus/cli/programs.h"
 #include "tensorbus/rpc/address.h"
 
 namespace tensorbus::cli {
@@ -20,10 +21,8 @@ std::shared_ptr<LocalOptions> AddLocalFlags(CLI::App& command) {
       .add_option("--runtime-dir", options->runtime_dir, "Folder of sockets, logs and pid files")
       ->envname("TENSORBUS_RUNTIME_DIR")
       ->capture_default_str();
-  command
-      .add_option("--timeout", options->timeout_seconds, "Seconds until both must answer or end")
-      ->check(CLI::Range(0.01, 3600.0))
-      ->capture_default_str();
+  AddSeconds(command, "--timeout", &options->timeout_seconds, 0.01, 3600,
+             "Until both must answer or end");
   command.add_flag("--json", options->json, "Print one JSON object on standard output");
   return options;
 }
@@ -65,9 +64,8 @@ void RegisterDoctor(CLI::App& app, int* exit_code) {
       ->capture_default_str();
   command->add_option("--token-file", options->admin.daemon.token_file, "Shared token for TCP")
       ->envname("TENSORBUS_TOKEN_FILE");
-  command->add_option("--timeout", options->admin.timeout_seconds, "Seconds to wait for the daemon")
-      ->check(CLI::Range(0.01, 3600.0))
-      ->capture_default_str();
+  AddSeconds(*command, "--timeout", &options->admin.timeout_seconds, 0.01, 3600,
+             "To wait for the daemon");
   command->add_flag("--measure", options->measure, "Also measure memory speed (about a second)");
   command->add_flag("--json", options->admin.json, "Print one JSON object on standard output");
   command->footer("Exit status: 0 no fault (there may be warnings), 1 a fault, 2 bad usage.");

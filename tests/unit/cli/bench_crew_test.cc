@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <gtest/gtest.h>
 
+#include "tensorbus/cli/programs.h"
 #include "tests/testing/status_matchers.h"
 
 namespace tensorbus::cli {
