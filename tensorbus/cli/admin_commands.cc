@@ -36,9 +36,7 @@ void AddAdminFlags(CLI::App& command, const std::shared_ptr<AdminOptions>& optio
       ->envname("TENSORBUS_TLS_CERT");
   command.add_option("--tls-key", options->daemon.key_file, "mTLS: our key (PEM)")
       ->envname("TENSORBUS_TLS_KEY");
-  command.add_option("--timeout", options->timeout_seconds, "Seconds to wait for an answer")
-      ->check(CLI::Range(0.01, 86400.0))
-      ->capture_default_str();
+  AddSeconds(command, "--timeout", &options->timeout_seconds, 0.01, 86400, "To wait for an answer");
   command.add_flag("--json", options->json, "Print one JSON object on standard output");
 }
 
@@ -56,9 +54,7 @@ void RegisterStatus(CLI::App& app, int* exit_code) {
   const auto watch = std::make_shared<WatchOptions>();
   AddAdminFlags(*command, options);
   command->add_flag("--watch", watch->watch, "Show it again and again, until interrupted");
-  command->add_option("--interval", watch->interval_seconds, "Seconds between two updates")
-      ->check(CLI::Range(0.05, 3600.0))
-      ->capture_default_str();
+  AddSeconds(*command, "--interval", &watch->interval_seconds, 0.05, 3600, "Between two updates");
   command->add_option("--updates", watch->updates, "With --watch: stop after this many");
   command->callback([options, watch, exit_code] {
     *exit_code = RunStatus(*options, *watch, std::cout, std::cerr);

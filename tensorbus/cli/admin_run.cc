@@ -3,13 +3,13 @@
 #include <chrono>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <fstream>
 #include <iostream>
 #include <thread>
 #include <unistd.h>
 
 #include "tensorbus/cli/admin_json.h"
 #include "tensorbus/cli/commands.h"
+#include "tensorbus/cli/html.h"
 #include "tensorbus/cli/plan_report.h"
 #include "tensorbus/cli/table.h"
 #include "tensorbus/rpc/admin_client.h"
@@ -57,15 +57,20 @@ std::string BoxText(const proto::BoxMessage& box) {
   return "[" + out + "]";
 }
 
+template <typename Repeated>
+std::uint64_t CountOf(const Repeated& items) {
+  return static_cast<std::uint64_t>(items.size());
+}
+
 std::string VersionText(std::uint64_t version) {
   return version == 0 ? "-" : std::to_string(version);
 }
 
 void PrintChannel(const proto::ChannelStatus& channel, bool colours, std::ostream& err) {
-  err << fmt::format("{}  latest version {}, epoch {}, {} tensors, {}\n",
+  err << fmt::format("{}  latest version {}, epoch {}, {}, {}\n",
                      Paint("channel " + channel.channel(), Colour::kBold, colours),
-                     VersionText(channel.latest_version()), channel.epoch(), channel.tensor_count(),
-                     HumanBytes(channel.bytes()));
+                     VersionText(channel.latest_version()), channel.epoch(),
+                     Count(channel.tensor_count(), "tensor"), HumanBytes(channel.bytes()));
   Table table({"JOB", "ROLE", "RANKS", "STATE", "VERSION", "FLIP", "PROOF", "WAITING"});
   if (!channel.producer_job().empty()) {
     const bool complete =
@@ -77,22 +82,22 @@ void PrintChannel(const proto::ChannelStatus& channel, bool colours, std::ostrea
                VersionText(channel.latest_version()), "", "", ""});
   }
   for (const auto& replica : channel.replicas()) {
-    int waiting = 0;
+    std::uint64_t waiting = 0;
     for (const auto& rank : replica.ranks()) waiting += rank.waiting() ? 1 : 0;
     table.Add({fmt::format("{} replica {}", replica.job(), replica.replica()), "consumer",
                fmt::format("{}/{}", replica.ranks_size(), replica.rank_count()),
                Paint(replica.state(), ColourOf(replica.state()), colours),
                VersionText(replica.live_version()), replica.flip(), replica.proof(),
-               waiting == 0 ? "" : fmt::format("{} ranks", waiting)});
+               waiting == 0 ? "" : Count(waiting, "rank")});
   }
   table.Print(err, "  ");
 }
 
 void PrintStatus(const proto::StatusReply& reply, std::ostream& err) {
   const bool colours = Colourful(err);
-  err << fmt::format(
-      "{}  up {}, {} agents, {} channels\n", Paint(reply.daemon(), Colour::kBold, colours),
-      HumanSeconds(reply.uptime_seconds()), reply.agents_size(), reply.channels_size());
+  err << fmt::format("{}  up {}, {}, {}\n", Paint(reply.daemon(), Colour::kBold, colours),
+                     HumanSeconds(reply.uptime_seconds()), Count(CountOf(reply.agents()), "agent"),
+                     Count(CountOf(reply.channels()), "channel"));
   if (reply.agents_size() > 0) {
     Table agents({"AGENT", "HOST", "PID", "RANKS", "ENDPOINTS"});
     for (const auto& agent : reply.agents()) {
@@ -144,8 +149,8 @@ int RunStatus(const AdminOptions& options, const WatchOptions& watch, std::ostre
     const int code =
         Ask(options, &rpc::AdminClient::GetStatus, proto::StatusRequest(), out, err, show);
     if (code == kExitUsage || (code != kExitFine && watch.updates != 0)) return code;
-    out.flush();
     err.flush();
+    if (!out.flush()) break;  // nobody reads on; main() says so
   }
   return kExitFine;
 }
@@ -186,19 +191,19 @@ int RunRollback(const AdminOptions& options, const std::string& channel, std::ui
   proto::RollbackRequest request;
   request.set_channel(channel);
   request.set_version(version);
-  return Ask(
-      options, &rpc::AdminClient::Rollback, request, out, err,
-      [&](const proto::RollbackReply& reply) {
-        if (options.json) {
-          out << nlohmann::ordered_json{{"version", version}, {"replicas", reply.replica_count()}}
-                     .dump()
-              << '\n';
-        }
-        err << fmt::format(
-            "version {} is what replicas get now; {} replicas take it at their next request\n",
-            version, reply.replica_count());
-        return kExitFine;
-      });
+  return Ask(options, &rpc::AdminClient::Rollback, request, out, err,
+             [&](const proto::RollbackReply& reply) {
+               if (options.json) {
+                 out << nlohmann::ordered_json{{"version", version},
+                                               {"replicas", reply.replica_count()}}
+                            .dump()
+                     << '\n';
+               }
+               err << fmt::format(
+                   "version {} is what replicas get now; {} will have it after the next request\n",
+                   version, Count(reply.replica_count(), "replica"));
+               return kExitFine;
+             });
 }
 
 int RunExplain(const AdminOptions& options, const std::string& channel, const std::string& tensor,
@@ -225,12 +230,12 @@ int RunExplain(const AdminOptions& options, const std::string& channel, const st
                boxes});
         }
         holders.Print(err, "  ");
-        Table routes({"FROM RANK", "TO", "BOX", "BYTES"});
+        Table routes({"FROM RANK", "TO", "BOX", "BYTES"}, {3});
         for (const auto& route : reply.routes()) {
           routes.Add({std::to_string(route.source_rank()),
                       fmt::format("{} replica {} rank {}", route.target_job(), route.replica(),
                                   route.target_rank()),
-                      BoxText(route.box()), std::to_string(route.bytes())});
+                      BoxText(route.box()), HumanBytes(route.bytes())});
         }
         if (!routes.empty()) routes.Print(err, "  ");
         return kExitFine;
@@ -268,11 +273,11 @@ int RunVerify(const AdminOptions& options, const std::string& channel, std::uint
              [&](const proto::VerifyReply& reply) {
                if (options.json) out << ToJson(reply).dump() << '\n';
                const bool colours = Colourful(err);
-               err << fmt::format("{}: version {} at {} ranks, {} tensors, {} digested\n",
+               err << fmt::format("{}: version {} at {}, {}, {} digested\n",
                                   reply.equal() ? Paint("equal", Colour::kGreen, colours)
                                                 : Paint("DIFFERENT", Colour::kRed, colours),
-                                  reply.version(), reply.holder_count(), reply.tensor_count(),
-                                  HumanBytes(reply.bytes()));
+                                  reply.version(), Count(reply.holder_count(), "rank"),
+                                  Count(reply.tensor_count(), "tensor"), HumanBytes(reply.bytes()));
                for (const auto& fault : reply.faults()) err << "  " << fault.message() << '\n';
                return reply.equal() ? kExitFine : kExitFailed;
              });
@@ -283,21 +288,16 @@ int RunTrace(const AdminOptions& options, const std::string& path, std::ostream&
   return Ask(
       options, &rpc::AdminClient::Trace, proto::TraceRequest(), out, err,
       [&](const proto::TraceReply& reply) {
-        std::ofstream file(path, std::ios::trunc);
-        file << ToTraceJson(reply).dump() << '\n';
-        file.close();
-        if (!file) {
-          return Fail(options, Status(Code::kUnavailable, "cannot write the trace to " + path), out,
-                      err);
-        }
+        const Status written = WriteFile(ToTraceJson(reply).dump() + "\n", path);
+        if (!written.ok()) return Fail(options, written.Annotate("writing the trace"), out, err);
         const Status fault = rpc::FromProto(reply.error());
         if (!fault.ok()) return Fail(options, fault, out, err);
         if (options.json) {
           out << nlohmann::ordered_json{{"file", path}, {"events", reply.events_size()}}.dump()
               << '\n';
         }
-        err << fmt::format("{} events in {}; open it at ui.perfetto.dev\n", reply.events_size(),
-                           path);
+        err << fmt::format("{} in {}; open it at ui.perfetto.dev\n",
+                           Count(CountOf(reply.events()), "event"), path);
         return kExitFine;
       });
 }

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <fmt/format.h>
 #include <iostream>
 #include <memory>
@@ -16,49 +17,88 @@ bool Shown(const CLI::App* command) {
   return !command->get_group().empty();
 }
 
-/// The long flags of one command and of those below it, blank-separated.
-std::string FlagsOf(const CLI::App& command) {
-  std::string out;
-  for (const CLI::Option* option : command.get_options()) {
-    for (const std::string& name : option->get_lnames()) out += fmt::format("--{} ", name);
+/// Blank-separated words that a flag or position may have, as its help shows them: `a|b` or
+/// `{a,b}`. "" when it may have any.
+std::string ChoicesOf(const CLI::Option& option) {
+  std::string type = option.get_type_name();
+  const auto open = type.find('{');
+  const auto close = type.find('}');
+  if (open != std::string::npos && close != std::string::npos && open < close) {
+    type = type.substr(open + 1, close - open - 1);
+  } else if (type.find('|') == std::string::npos) {
+    return "";
   }
-  for (const CLI::App* below : command.get_subcommands(Shown)) out += FlagsOf(*below) + " ";
-  if (!out.empty()) out.pop_back();
-  return out;
+  const auto rest = type.find("...");
+  if (rest != std::string::npos) type.erase(rest);
+  std::replace_if(
+      type.begin(), type.end(), [](char c) { return c == '|' || c == ','; }, ' ');
+  return type;
 }
 
-std::string CommandsOf(const CLI::App& app) {
-  std::string out;
-  for (const CLI::App* command : app.get_subcommands(Shown)) {
-    out += (out.empty() ? "" : " ") + command->get_name();
-  }
-  return out;
-}
+/// What may follow each command: the shell's cases, by the path of commands typed so far.
+struct Cases {
+  std::string commands;  ///< path)          -> that it is a command
+  std::string names;     ///< path)          -> commands and words
+  std::string flags;     ///< path)          -> flags
+  std::string values;    ///< "path --flag") -> words of the flag
 
-/// A function that both shells understand, from what the commands' own flags say.
+  void Add(const CLI::App& command, const std::string& path) {
+    std::string below;
+    std::string long_flags;
+    for (const CLI::App* next : command.get_subcommands(Shown)) below += " " + next->get_name();
+    for (const CLI::Option* option : command.get_options()) {
+      const std::string choices = ChoicesOf(*option);
+      if (option->get_positional()) below += " " + choices;
+      for (const std::string& name : option->get_lnames()) {
+        long_flags += " --" + name;
+        if (choices.empty()) continue;
+        values += fmt::format("    \"{} --{}\") words=\"{}\" ;;\n", path, name, choices);
+      }
+    }
+    names += fmt::format("        \"{}\") words=\"{}\" ;;\n", path, below);
+    flags += fmt::format("        \"{}\") words=\"{}\" ;;\n", path, long_flags);
+    for (const CLI::App* next : command.get_subcommands(Shown)) {
+      const std::string further = path + " " + next->get_name();
+      commands += fmt::format("{}\"{}\"", commands.empty() ? "" : "|", further);
+      Add(*next, further);
+    }
+  }
+};
+
+/// A function that both shells understand, from what the commands' own flags say. Where it has
+/// nothing to offer, the shell offers files.
 std::string Script(const CLI::App& app, bool zsh) {
-  std::string cases;
-  for (const CLI::App* command : app.get_subcommands(Shown)) {
-    cases += fmt::format("    {}) words=\"{}\" ;;\n", command->get_name(), FlagsOf(*command));
-  }
-  const std::string prelude = zsh ? "autoload -U +X bashcompinit && bashcompinit\n" : std::string();
-  return fmt::format(
-      "{}_tensorbusctl() {{\n"
-      "  local current=\"${{COMP_WORDS[COMP_CWORD]}}\" words=\"\"\n"
-      "  if [ \"$COMP_CWORD\" -eq 1 ]; then\n"
-      "    COMPREPLY=($(compgen -W \"{}\" -- \"$current\"))\n"
-      "    return\n"
-      "  fi\n"
-      "  case \"${{COMP_WORDS[1]}}\" in\n"
-      "{}"
-      "  esac\n"
-      "  case \"$current\" in\n"
-      "    -*) COMPREPLY=($(compgen -W \"$words\" -- \"$current\")) ;;\n"
-      "    *) COMPREPLY=($(compgen -f -- \"$current\")) ;;\n"
-      "  esac\n"
-      "}}\n"
-      "complete -o filenames -F _tensorbusctl tensorbusctl\n",
-      prelude, CommandsOf(app), cases);
+  Cases cases;
+  cases.Add(app, "");
+  constexpr const char* kScript = R"(_tensorbusctl() {{
+  local current="${{COMP_WORDS[COMP_CWORD]}}" flag="${{COMP_WORDS[COMP_CWORD-1]}}" path="" words="" i
+  # --flag=value is three words to bash.
+  if [ "$current" = "=" ]; then
+    current=""
+  elif [ "$flag" = "=" ]; then
+    flag="${{COMP_WORDS[COMP_CWORD-2]}}"
+  fi
+  for ((i = 1; i < COMP_CWORD; i++)); do
+    case "$path ${{COMP_WORDS[i]}}" in
+      {}) path="$path ${{COMP_WORDS[i]}}" ;;
+    esac
+  done
+  case "$path $flag" in
+{}  esac
+  if [ -z "$words" ]; then
+    case "$current" in
+      -*) case "$path" in
+{}      esac ;;
+      *) case "$path" in
+{}      esac ;;
+    esac
+  fi
+  COMPREPLY=($(compgen -W "$words" -- "$current"))
+}}
+complete -o bashdefault -o default -F _tensorbusctl tensorbusctl
+)";
+  return (zsh ? "autoload -U +X bashcompinit && bashcompinit\n" : "") +
+         fmt::format(kScript, cases.commands, cases.values, cases.flags, cases.names);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "tensorbus/cli/doctor.h"
 
+#include <cstdlib>
 #include <fmt/format.h>
 #include <ostream>
 #include <sys/stat.h>
@@ -37,7 +38,9 @@ Finding CheckProgram(const std::string& dir, const std::string& program) {
 }
 
 Finding CheckAgentSocket() {
-  const std::string path = rpc::DefaultRuntimeDir() + "/agent.sock";
+  const char* named = std::getenv("TENSORBUS_AGENT_SOCKET");  // NOLINT(concurrency-mt-unsafe)
+  const std::string path =
+      named != nullptr && *named != 0 ? named : rpc::DefaultRuntimeDir() + "/agent.sock";
   const Status status = rpc::ProbeSocket(path);
   if (status.ok()) return {"agent_socket", Level::kFine, path + " answers", ""};
   return {"agent_socket", Level::kWarning, fmt::format("{}: {}", path, status.message()),
@@ -68,8 +71,8 @@ std::vector<Finding> CheckBus(const DoctorOptions& options) {
     return out;
   }
   out.push_back({"daemon", Level::kFine,
-                 fmt::format("up {}, {} channels", HumanSeconds(status->uptime_seconds()),
-                             status->channels_size()),
+                 fmt::format("up {}, {}", HumanSeconds(status->uptime_seconds()),
+                             Count(static_cast<std::uint64_t>(status->channels_size()), "channel")),
                  ""});
   out.push_back({"agents", status->agents_size() > 0 ? Level::kFine : Level::kWarning,
                  fmt::format("{} attached", status->agents_size()),
@@ -84,8 +87,8 @@ int RunDoctor(const DoctorOptions& options, std::ostream& out, std::ostream& err
   if (options.measure) {
     for (Finding& finding : Measure()) findings.push_back(std::move(finding));
   }
-  int faults = 0;
-  int warnings = 0;
+  std::uint64_t faults = 0;
+  std::uint64_t warnings = 0;
   const bool colours = Colourful(err);
   Table table({"CHECK", "", "FOUND", "REMEDY"});
   nlohmann::ordered_json checks = nlohmann::ordered_json::array();
@@ -110,7 +113,7 @@ int RunDoctor(const DoctorOptions& options, std::ostream& out, std::ostream& err
         << '\n';
   } else {
     table.Print(err);
-    err << fmt::format("{} faults, {} warnings\n", faults, warnings);
+    err << fmt::format("{}, {}\n", Count(faults, "fault"), Count(warnings, "warning"));
   }
   return faults == 0 ? kExitFine : kExitFailed;
 }

@@ -1,30 +1,53 @@
+#include <algorithm>
 #include <iostream>
 #include <string>
 #include <vector>
 
 #include <CLI/CLI.hpp>
 
+#include "tensorbus/base/malformed.h"
+#include "tensorbus/cli/admin_json.h"
 #include "tensorbus/cli/commands.h"
+
+namespace tensorbus::cli {
+namespace {
+
+/// Says what is wrong with the command line; to programs too, if they asked for JSON.
+int BadUsage(const CLI::App& app, const CLI::ParseError& error,
+             const std::vector<std::string>& words) {
+  app.exit(error);
+  if (std::find(words.begin(), words.end(), "--json") != words.end()) {
+    std::cout << ErrorJson(Malformed(error.what())).dump() << "\n";
+  }
+  return kExitUsage;
+}
+
+}  // namespace
+}  // namespace tensorbus::cli
 
 int main(int argc, char** argv) {
   using namespace tensorbus::cli;  // NOLINT(google-build-using-namespace): main only
   CLI::App app("Moves model weights from trainers to rollout engines.", "tensorbusctl");
+  app.set_version_flag("--version", "tensorbusctl " TENSORBUS_VERSION);
   app.require_subcommand(1);
   int exit_code = kExitFine;
+  const std::vector<std::string> words(argv + 1, argv + std::max(argc, 1));
   for (RegisterCommand* command : AllCommands()) command(app, &exit_code);
   try {
     app.parse(argc, argv);
   } catch (const CLI::RequiredError& error) {
     // A mistyped command is what is wrong then, not that one is missing.
-    const std::vector<std::string> unknown = app.remaining(true);
-    if (unknown.empty()) {
-      app.exit(error);
-    } else {
-      app.exit(CLI::ExtrasError(app.get_name(), unknown));
-    }
-    return kExitUsage;
+    std::vector<std::string> unknown = app.remaining(true);
+    const auto flags = std::stable_partition(unknown.begin(), unknown.end(), [](const auto& word) {
+      return !word.starts_with('-');  // what follows a mistyped command may be quite right
+    });
+    if (flags != unknown.begin()) unknown.erase(flags, unknown.end());
+    if (unknown.empty()) return BadUsage(app, error, words);
+    return BadUsage(app, CLI::ExtrasError(app.get_name(), unknown), words);
+  } catch (const CLI::Success& help) {
+    return app.exit(help);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? kExitFine : kExitUsage;
+    return BadUsage(app, error, words);
   }
   if (!std::cout.flush()) {
     std::cerr << "error: standard output cannot be written\n";

@@ -11,13 +11,15 @@ namespace tensorbus::cli {
 void AddTransferOptions(CLI::App& command, TransferOptions* options) {
   command.add_option("--source", options->source, "Layout file of the job that has the weights");
   command.add_option("--target", options->target, "Layout file of the job that wants them");
-  command.add_option("--layouts", options->layouts,
-                     "Layouts file; manifests (NAME.json.gz) lie beside it; default: the shipped one");
+  command.add_option(
+      "--layouts", options->layouts,
+      "Layouts file; manifests (NAME.json.gz) lie beside it; default: the shipped one");
   command.add_option("--scenario", options->scenario,
                      "Scenario of the layouts file: an id, a unique prefix of one, or 'all'");
   command.add_option("--model", options->model,
                      "A manifest's name, a folder of safetensors files, or a config.json");
-  command.add_option("--from", options->from, "How the source holds the model: LAYOUT:NAME=VALUE,…");
+  command.add_option("--from", options->from,
+                     "How the source holds the model: LAYOUT:NAME=VALUE,…");
   command.add_option("--to", options->to, "How the target holds it, in the same form");
   command.add_flag("--colocated", options->colocated,
                    "Source rank i and target rank i are one device");
@@ -38,8 +40,11 @@ void RegisterPlan(CLI::App& app, int* exit_code) {
   AddTransferOptions(*command, &options->transfer);
   command->add_option("--ops", options->ops, "Write every copy op to this file, one JSON a line");
   command->add_option("--explain", options->explain, "Say who sends a tensor's parts, and why");
-  command->add_option("--relays", options->relays,
-                      "off, on, or auto: on where it unburdens the busiest device or port");
+  command
+      ->add_option("--relays", options->relays,
+                   "Targets pass on what they received; auto: where it unburdens the busiest "
+                   "device or port (default: off)")
+      ->type_name("off|on|auto");
   command->add_option("--costs", options->costs,
                       "JSON file of transports' costs: say how each would move the routes");
   command->add_flag("--json", options->json, "Print one JSON object on standard output");

@@ -145,7 +145,7 @@ void PrintTable(const std::vector<OrderedJson>& reports, std::ostream& out) {
   };
   out << fmt::format("{:<44} {:>9} {:>8} {:>9} {:>7} {:>11} {:>11} {:>11} {:>7} {:>9}\n", "plan",
                      "ranks", "tensors", "ops", "rounds", "max send", "max recv", "bound", "ratio",
-                     "seconds");
+                     "plan ms");
   for (const OrderedJson& report : reports) {
     const std::uint64_t bound = number(report, "lower_bound_bytes");
     const std::uint64_t busiest =
@@ -153,13 +153,13 @@ void PrintTable(const std::vector<OrderedJson>& reports, std::ostream& out) {
     const double ratio =
         bound == 0 ? 1.0 : static_cast<double>(busiest) / static_cast<double>(bound);
     out << fmt::format(
-        "{:<44} {:>9} {:>8} {:>9} {:>7} {:>11} {:>11} {:>11} {:>7.3f} {:>9.3f}\n",
-        LabelOf(report),
+        "{:<44} {:>9} {:>8} {:>9} {:>7} {:>11} {:>11} {:>11} {:>7.3f} {:>9.1f}\n", LabelOf(report),
         fmt::format("{}->{}", number(report, "source_ranks"), number(report, "target_ranks")),
         number(report, "tensors"), number(report, "ops"), number(report, "rounds"),
         HumanBytes(number(report, "max_send_bytes")), HumanBytes(number(report, "max_recv_bytes")),
         HumanBytes(bound), ratio,
-        report["plan_seconds"].get<double>() + report["certificate"]["seconds"].get<double>());
+        1e3 * (report["plan_seconds"].get<double>() +
+               report["certificate"]["seconds"].get<double>()));
   }
   if (reports.size() != 1) return;
   const OrderedJson& report = reports.front();

@@ -16,10 +16,6 @@ constexpr int kChartHeight = 220;
 constexpr std::array<const char*, 7> kColours = {"#2f6db5", "#d9822b", "#1d7a46", "#8a5fbf",
                                                  "#b3261e", "#5d8f94", "#8d99a6"};
 
-std::string Seconds(double seconds) {
-  return seconds < 0.1 ? fmt::format("{:.2f} ms", seconds * 1e3) : fmt::format("{:.3f} s", seconds);
-}
-
 /// The share of each kind of link in use, over time: a line of steps a kind.
 std::string UtilisationChart(const OrderedJson& report) {
   const double total = report["predicted_seconds"].get<double>();
@@ -35,7 +31,7 @@ std::string UtilisationChart(const OrderedJson& report) {
         R"~(<line x1="{0}" x2="{1}" y1="{2}" y2="{2}" stroke="var(--line)"/><text class="soft" x="{3}" y="{4}" text-anchor="end">{5} %</text>)~",
         kChartLeft, kChartWidth - kChartRight, y, kChartLeft - 8, y + 4, 25 * tick);
     svg += fmt::format(R"~(<text class="soft" x="{}" y="{}" text-anchor="{}">{}</text>)~", x, bottom + 18,
-                       tick == 4 ? "end" : tick == 0 ? "start" : "middle", Seconds(total * tick / 4));
+                       tick == 4 ? "end" : tick == 0 ? "start" : "middle", SecondsText(total * tick / 4));
   }
   std::size_t colour = 0;
   int legend = kChartLeft;
@@ -69,7 +65,7 @@ std::string LinksTable(const OrderedJson& report) {
         "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{:.1f} %</td></tr>",
         Escape(kind["kind"].get<std::string>()), kind["links"].get<std::uint64_t>(),
         HumanBytes(kind["bytes"].get<std::uint64_t>()), Escape(kind["busiest"].get<std::string>()),
-        Seconds(kind["busiest_seconds"].get<double>()),
+        SecondsText(kind["busiest_seconds"].get<double>()),
         100 * kind["busiest_utilisation"].get<double>());
   }
   return html + "</tbody></table></div>";
@@ -83,8 +79,8 @@ std::string PathTable(const OrderedJson& report) {
     html += fmt::format("<tr><td>{} to {}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
                         Escape(step["from"].get<std::string>()), Escape(step["to"].get<std::string>()),
                         HumanBytes(step["bytes"].get<std::uint64_t>()),
-                        Seconds(step["start_seconds"].get<double>()),
-                        Seconds(step["end_seconds"].get<double>()),
+                        SecondsText(step["start_seconds"].get<double>()),
+                        SecondsText(step["end_seconds"].get<double>()),
                         Escape(step["held_by"].get<std::string>()));
   }
   return html + "</tbody></table></div>";
@@ -98,15 +94,15 @@ std::string Section(const OrderedJson& report) {
       Escape(report["wire"].get<std::string>()), Escape(report["sharing"].get<std::string>()),
       Escape(report["relays"].get<std::string>()));
   html += R"~(<div class="facts">)~";
-  html += Fact(Seconds(report["predicted_seconds"].get<double>()), "predicted, to the last byte");
-  html += Fact(Seconds(report["bound_seconds"].get<double>()), "no plan of this kind is below");
+  html += Fact(SecondsText(report["predicted_seconds"].get<double>()), "predicted, to the last byte");
+  html += Fact(SecondsText(report["bound_seconds"].get<double>()), "no plan of this kind is below");
   html += Fact(fmt::format("{:.3f}", report["ratio"].get<double>()), "times that bound");
   html += Fact(HumanBytes(report["wire_bytes"].get<std::uint64_t>()), "travel, relayed bytes again");
   html += Fact(report["busiest_link"].get<std::string>(), "busiest link");
   html += "</div>";
   for (const OrderedJson& bound : report["bounds"]) {
     html += fmt::format(R"~(<p class="legend">Not below {}: {}.</p>)~",
-                        Seconds(bound["seconds"].get<double>()), Escape(bound["why"].get<std::string>()));
+                        SecondsText(bound["seconds"].get<double>()), Escape(bound["why"].get<std::string>()));
   }
   return html + UtilisationChart(report) + LinksTable(report) + PathTable(report);
 }

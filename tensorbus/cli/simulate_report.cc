@@ -28,11 +28,11 @@ OrderedJson KindToJson(const simulate::LinkKind& kind, double seconds) {
   return json;
 }
 
-std::string Seconds(double seconds) {
+}  // namespace
+
+std::string SecondsText(double seconds) {
   return seconds < 0.1 ? fmt::format("{:.2f} ms", seconds * 1e3) : fmt::format("{:.3f} s", seconds);
 }
-
-}  // namespace
 
 OrderedJson ToJson(const SimulateReport& report) {
   const simulate::Prediction& p = report.prediction;
@@ -80,8 +80,8 @@ void PrintPredictions(const std::vector<OrderedJson>& reports, std::ostream& out
                fmt::format("{}->{}", report["source_ranks"].get<std::uint64_t>(),
                            report["target_ranks"].get<std::uint64_t>()),
                report["cluster"].get<std::string>(),
-               Seconds(report["predicted_seconds"].get<double>()),
-               Seconds(report["bound_seconds"].get<double>()),
+               SecondsText(report["predicted_seconds"].get<double>()),
+               SecondsText(report["bound_seconds"].get<double>()),
                fmt::format("{:.3f}", report["ratio"].get<double>()),
                report["bound"].get<std::string>(), report["busiest_link"].get<std::string>()});
   }
@@ -90,15 +90,15 @@ void PrintPredictions(const std::vector<OrderedJson>& reports, std::ostream& out
   if (reports.size() != 1) return;
   const OrderedJson& report = reports.front();
   for (const OrderedJson& bound : report["bounds"]) {
-    out << fmt::format("  not below {:>10}: {}\n", Seconds(bound["seconds"].get<double>()),
+    out << fmt::format("  not below {:>10}: {}\n", SecondsText(bound["seconds"].get<double>()),
                        bound["why"].get<std::string>());
   }
   out << "The last byte comes this way:\n";
   for (const OrderedJson& step : report["critical_path"]) {
     out << fmt::format("  {} -> {}  {}  from {} to {}, held by {}\n", step["from"].get<std::string>(),
                        step["to"].get<std::string>(), HumanBytes(step["bytes"].get<std::uint64_t>()),
-                       Seconds(step["start_seconds"].get<double>()),
-                       Seconds(step["end_seconds"].get<double>()), step["held_by"].get<std::string>());
+                       SecondsText(step["start_seconds"].get<double>()),
+                       SecondsText(step["end_seconds"].get<double>()), step["held_by"].get<std::string>());
   }
 }
 

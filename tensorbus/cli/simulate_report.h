@@ -23,6 +23,8 @@ struct SimulateReport {
 };
 
 OrderedJson ToJson(const SimulateReport& report);
+/// "40.78 ms", "1.250 s".
+std::string SecondsText(double seconds);
 /// One line a report; details of the bounds and the critical path when there is only one.
 void PrintPredictions(const std::vector<OrderedJson>& reports, std::ostream& out);
 /// A page of its own with the utilisation of each kind of link over time.

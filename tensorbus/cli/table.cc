@@ -64,6 +64,10 @@ void Table::Print(std::ostream& err, std::string_view indent) const {
   for (const auto& row : rows_) print(row);
 }
 
+std::string Count(std::uint64_t count, std::string_view what) {
+  return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
+}
+
 std::string HumanSeconds(double seconds) {
   if (seconds < 100) return fmt::format("{:.1f} s", seconds);
   if (seconds < 6000) return fmt::format("{:.0f} min", seconds / 60);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <iosfwd>
 #include <string>
 #include <string_view>
@@ -35,6 +36,8 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
+/// "1 agent", "3 agents".
+std::string Count(std::uint64_t count, std::string_view what);
 /// "3.2 s", "12 min", "5 h": for ages.
 std::string HumanSeconds(double seconds);
 

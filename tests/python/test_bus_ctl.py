@@ -4,6 +4,9 @@ import concurrent.futures
 import json
 import os
 import pathlib
+import pty
+import re
+import select
 import signal
 import socket
 import subprocess
@@ -130,7 +133,8 @@ def test_a_silent_daemon_is_named_within_the_timeout(runtime):
 
 def test_bad_usage_ends_with_2(runtime):
     for arguments in ([], ["status", "--no-such-flag"], ["rollback"], ["rollback", "--to", "0"],
-                      ["completion", "fish"], ["status", "--timeout", "-1"],
+                      ["completion", "fish"], ["status", "--timeout", "-1"], ["status", "--timeout", "nan"],
+                      ["up", "--timeout", "nan"], ["doctor", "--timeout", "inf"], ["status", "--watch", "--interval", "nan"],
                       ["status", "--tls-ca", "only-one-file"]):
         ctl(*arguments, expect=2)
 
@@ -140,6 +144,25 @@ def test_bad_usage_names_what_is_bad(runtime):
                             (["status", "--daemon", "nonsense"], "nonsense"), (["status", "--daemon", "unix:"], "1 to 107 bytes"),
                             (["status", "--daemon", "unix:/" + "x" * 120], "1 to 107 bytes")):
         assert word in ctl(*arguments, expect=2).stderr, arguments
+
+
+def test_bad_usage_is_json_for_whoever_asked_for_it(runtime):
+    for arguments, word in ((["nope"], "nope"), (["status", "--timeout", "nan"], "nan"), (["rollback"], "--to")):
+        error = ctl_json(*arguments, expect=2)["error"]
+        assert (error["code"], error["reason"]) == ("INVALID_ARGUMENT", "malformed") and word in error["message"]
+
+
+def test_version_is_that_of_the_project(runtime):
+    (version,) = re.findall(r"project\(tensorbus VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text())
+    assert ctl("--version").stdout == f"tensorbusctl {version}\n"
+
+
+def test_watching_ends_when_nobody_reads_on(runtime):
+    ctl("up", "--timeout", "40")
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        done = subprocess.run([CTL, "status", "--watch", "--interval", "0.05", "--json"], stdout=full, stderr=subprocess.PIPE,
+                              text=True, timeout=PATIENCE_S)
+    assert (done.returncode, done.stderr) == (1, "error: standard output cannot be written\n")
 
 
 def test_output_that_cannot_be_written_is_a_failure(runtime):
@@ -180,6 +203,9 @@ def test_answers_of_an_empty_bus(runtime):
     trace = runtime / "trace.json"
     assert ctl_json("trace", "--out", str(trace))["file"] == str(trace)
     assert "traceEvents" in json.loads(trace.read_text())
+    for path, why in (("/nowhere/t.json", "No such file or directory"), ("/dev/full", "No space left on device"), (str(runtime), "Is a directory")):
+        message = ctl_json("trace", "--out", path, expect=1)["error"]["message"]
+        assert path in message and why in message
     people = ctl("status")
     assert people.stdout == "" and "AGENT" in people.stderr
     assert "\x1b" not in people.stderr, "colours only on a terminal"
@@ -201,12 +227,52 @@ def test_doctor_finds_the_bus_and_this_machine(runtime):
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
 def test_completion_knows_every_command(runtime, shell):
     script = ctl("completion", shell).stdout
-    for command in ("status", "verify", "plan", "who-is-missing", "doctor"):
+    for command in ("status", "verify", "plan", "who-is-missing", "doctor", "bench m2n"):
         assert command in script
-    if shell == "bash":
-        probe = script + '\nCOMP_WORDS=(tensorbusctl stat); COMP_CWORD=1; _tensorbusctl; echo "${COMPREPLY[@]}"'
-        done = subprocess.run(["bash", "-c", probe], capture_output=True, text=True, timeout=PATIENCE_S)
-        assert done.stdout.strip() == "status"
+    assert "bench-worker" not in script
+
+
+def typed(line, folder):
+    """What an interactive bash makes of a line and the tabulator key, twice."""
+    script = f"PS1='> '; bind 'set bell-style none'; PATH={BIN}:$PATH; cd {folder}; source <(tensorbusctl completion bash); echo rea''dy\n"
+    master, slave = pty.openpty()
+    shell = subprocess.Popen(["bash", "--norc", "--noprofile", "-i"], stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+                             env={**os.environ, "TERM": "dumb", "COLUMNS": "400", "HISTFILE": ""})
+    os.close(slave)
+    try:
+        seen = ""
+
+        def read_until(done):
+            nonlocal seen
+            deadline = time.monotonic() + PATIENCE_S
+            while not done():
+                assert time.monotonic() < deadline, seen
+                if select.select([master], [], [], 0.1)[0]:
+                    seen += os.read(master, 65536).decode()
+
+        os.write(master, script.encode())
+        read_until(lambda: "\nready" in seen)
+        seen = ""
+        # The comment ends the line, so that the shell echoes what it made of it and runs nothing of it.
+        os.write(master, f"{line}\t\t".encode())
+        time.sleep(0.5)
+        os.write(master, b" #e''nd\n")
+        read_until(lambda: "#e''nd" in seen)
+        return seen
+    finally:
+        shell.kill()
+        shell.wait()
+        os.close(master)
+
+
+def test_completion_in_a_real_shell(runtime, tmp_path):
+    (tmp_path / "my layout.json").touch()
+    for line, words in (("tensorbusctl stat", ["status"]), ("tensorbusctl bench m", ["bench m2n"]),
+                        ("tensorbusctl bench m2n --mem", ["--memory"]), ("tensorbusctl bench m2n --memory ", ["mapped", "cma", "bucket"]),
+                        ("tensorbusctl bench m2n --memory=b", ["bucket"]), ("tensorbusctl up --log-level w", ["warn"]),
+                        ("tensorbusctl completion ", ["bash", "zsh"]), ("tensorbusctl plan --source my", ["my\\ layout.json"])):
+        said = typed(line, tmp_path)
+        assert all(word in said for word in words), (line, said)
 
 
 def test_daemon_flags_beat_environment_beats_config(runtime, monkeypatch):

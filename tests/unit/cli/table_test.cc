@@ -26,5 +26,11 @@ TEST(Table, PaintsOnlyWhereThereAreColours) {
   EXPECT_FALSE(Colourful(file));
 }
 
+TEST(Table, CountsOneAndMany) {
+  EXPECT_EQ(Count(1, "agent"), "1 agent");
+  EXPECT_EQ(Count(0, "agent"), "0 agents");
+  EXPECT_EQ(Count(12, "tensor"), "12 tensors");
+}
+
 }  // namespace
 }  // namespace tensorbus::cli
