@@ -124,6 +124,24 @@ TEST_F(AgentFixture, WriteBetweenPublishAndReleaseIsRefusedByTheCounter) {
   EXPECT_EQ(failed[0].session_failed().dirty_target_ranks_size(), 2);
 }
 
+// By a daemon that lets that pass: the counter is compared with the newer publish then.
+TEST_F(AgentFixture, ASourceThatPublishedAnewMeanwhileSaysWhatItHolds) {
+  StartPair(FlipMode::kShadow);
+  Hold(FakeDaemon::Step::kFinish);
+  PublishAll(1);
+  const auto requests = StartUpdateAll();
+  ASSERT_TRUE(daemon.AwaitReceived(proto::AgentMessage::kSessionReceipt, 2));
+  sources[0]->BumpWriteCount();
+  ASSERT_OK(sources[0]->Publish(2));
+  ReleaseHeld();
+  for (const auto& updated : AwaitAll(requests)) {
+    EXPECT_THAT(updated.status, IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
+  }
+  for (const auto& done : daemon.Received(proto::AgentMessage::kSourceDone)) {
+    EXPECT_EQ(done.source_done().version(), done.source_done().source_rank() == 0 ? 2U : 1U);
+  }
+}
+
 TEST_F(AgentFixture, WriteBeforeTheFirstByteIsRefusedAndNothingIsDirty) {
   StartPair(FlipMode::kInPlace);
   PublishAll(1);

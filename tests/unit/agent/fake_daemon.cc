@@ -320,7 +320,10 @@ void FakeDaemon::OnAgentMessage(std::uint64_t link, AgentMessage message) {
       const SessionId id{message.source_done().session()};
       const auto session = sessions_.find(id);
       if (session == sessions_.end()) return;
-      EXPECT_EQ(message.source_done().version(), session->second->version);
+      if (message.source_done().version() != session->second->version) {
+        return FailSession(id, Status(Code::kFailedPrecondition, "a source holds another version",
+                                      Reason::kStaleVersion));
+      }
       EXPECT_EQ(message.source_done().channel_epoch(), epoch_);
       for (const proto::RouteReceipt& route : message.source_done().routes()) {
         const auto received =
