@@ -1,7 +1,8 @@
-// tensorbus._core: the C++ client, and who holds what, for Python. Translation only; the package around it has the
-// logic. Every call that may wait or take a lock of ours lets go of the GIL: a hook in another
-// thread needs it.
+// tensorbus._core: the C++ client, and who holds what, for Python. Translation only; the package
+// around it has the logic. Every call that may wait or take a lock of ours lets go of the GIL: a
+// hook in another thread needs it.
 
+#include <map>
 #include <memory>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -38,7 +39,10 @@ Nanos FromSeconds(double seconds) {
   return std::chrono::duration_cast<Nanos>(std::chrono::duration<double>(std::min(seconds, kMax)));
 }
 
-/// A client whose end does not hold the GIL: its service thread may be waiting for it.
+/// A client and what was asked of it: requests end before their client, whoever still has a handle
+/// of them. The end does not hold the GIL: the service thread may be waiting for it.
+///
+/// Threads: called with the GIL, which guards the requests.
 class PyClient {
  public:
   explicit PyClient(Client client) : client_(std::make_unique<Client>(std::move(client))) {}
@@ -47,7 +51,10 @@ class PyClient {
   PyClient& operator=(const PyClient&) = delete;
 
   void Close() {
+    std::map<std::uint64_t, Request> requests;
+    requests.swap(requests_);
     const py::gil_scoped_release release;
+    requests.clear();
     client_.reset();
   }
   bool closed() const { return client_ == nullptr; }
@@ -58,31 +65,43 @@ class PyClient {
     return *client_;
   }
 
+  /// Keeps a request until Drop() or Close(). Gives its key.
+  std::uint64_t Keep(Request request) {
+    requests_.emplace(++last_key_, std::move(request));
+    return last_key_;
+  }
+  Request& request(std::uint64_t key) {
+    get();
+    return requests_.at(key);
+  }
+  void Drop(std::uint64_t key) {
+    auto request = requests_.extract(key);
+    const py::gil_scoped_release release;
+    request = {};
+  }
+
  private:
   std::unique_ptr<Client> client_;
+  std::map<std::uint64_t, Request> requests_;  // after their client: die before it
+  std::uint64_t last_key_ = 0;
 };
 
-/// Dies before its client: holds it.
-struct PyRequest {
-  PyRequest(std::shared_ptr<PyClient> c, Request r)
-      : client(std::move(c)), request(new Request(std::move(r))) {}
-  ~PyRequest() {
-    // Once the client was closed its destructor would touch a connection that is gone; the few
-    // bytes of the handle are left.
-    if (client->closed()) return;
-    const py::gil_scoped_release release;
-    delete request;
-  }
+/// A handle of a request that its client keeps.
+class PyRequest {
+ public:
+  PyRequest(std::shared_ptr<PyClient> client, Request request)
+      : client_(std::move(client)), id_(request.id()), key_(client_->Keep(std::move(request))) {}
+  ~PyRequest() { client_->Drop(key_); }
   PyRequest(const PyRequest&) = delete;
   PyRequest& operator=(const PyRequest&) = delete;
 
-  Request& get() {
-    client->get();
-    return *request;
-  }
+  Request& get() { return client_->request(key_); }
+  std::uint64_t id() const { return id_; }
 
-  std::shared_ptr<PyClient> client;
-  Request* request;
+ private:
+  const std::shared_ptr<PyClient> client_;
+  const std::uint64_t id_;
+  const std::uint64_t key_;
 };
 
 using Tensor = std::tuple<std::string, int, std::vector<std::uint64_t>>;
@@ -223,7 +242,7 @@ void DefineRequest(py::module_& m) {
              const py::gil_scoped_release release;
              return request.done();
            })
-      .def_property_readonly("id", [](PyRequest& self) { return self.request->id(); });
+      .def_property_readonly("id", [](PyRequest& self) { return self.id(); });
 }
 
 void DefineClient(py::module_& m) {
