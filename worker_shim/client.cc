@@ -9,91 +9,24 @@
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "worker_shim/agent_socket.h"
+#include "worker_shim/client_internal.h"
 
 namespace tensorbus::worker_shim {
 namespace {
 
 using wire::MessageType;
 
-constexpr Nanos kTimeoutMax = std::chrono::hours(24 * 365);
-/// How long a waiting thread sleeps at most before it looks around; bounds poll()'s argument.
-constexpr Nanos kPollMax = std::chrono::hours(1);
 /// For an answer to arrive that the agent gives at a deadline of its own.
 constexpr Nanos kAnswerSlack = std::chrono::milliseconds(500);
 
-TimePoint Now() {
-  return std::chrono::steady_clock::now();
-}
-TimePoint After(Nanos timeout) {
-  return Now() + std::clamp(timeout, Nanos::zero(), kTimeoutMax);
-}
 /// At least 1: on the wire 0 is no deadline at all.
 std::uint64_t Milliseconds(Nanos timeout) {
   const Nanos bounded = std::clamp<Nanos>(timeout, std::chrono::milliseconds(1), kTimeoutMax);
   return static_cast<std::uint64_t>(std::chrono::ceil<std::chrono::milliseconds>(bounded).count());
-}
-
-Status Protocol(std::string message) {
-  return {Code::kInternal, "the agent broke the protocol: " + std::move(message),
-          Reason::kMalformed};
-}
-
-template <typename Message>
-Status Answered(const wire::Frame& frame, Message& message) {
-  auto decoded = wire::Decode<Message>(frame.body);
-  if (!decoded.ok()) return Protocol(decoded.status().message());
-  message = std::move(*decoded);
-  return {};
-}
-
-Result<Outcome> OutcomeOf(const wire::Frame& frame) {
-  Outcome outcome;
-  switch (frame.type) {
-    case MessageType::kReply: {
-      wire::Reply message;
-      TB_RETURN_IF_ERROR(Answered(frame, message));
-      outcome.status = message.status;
-      return outcome;
-    }
-    case MessageType::kRegistered: {
-      TB_RETURN_IF_ERROR(Answered(frame, outcome.registered));
-      outcome.status = outcome.registered.status;
-      return outcome;
-    }
-    case MessageType::kReleased: {
-      wire::Released message;
-      TB_RETURN_IF_ERROR(Answered(frame, message));
-      outcome.status = message.status;
-      outcome.version = message.version;
-      return outcome;
-    }
-    case MessageType::kUpdated: {
-      wire::Updated message;
-      TB_RETURN_IF_ERROR(Answered(frame, message));
-      outcome.status = message.status;
-      outcome.version = message.version;
-      outcome.session = message.session;
-      outcome.bytes = message.bytes;
-      outcome.seconds = message.seconds;
-      outcome.copy_seconds = message.copy_seconds;
-      outcome.digest = message.digest;
-      return outcome;
-    }
-    case MessageType::kClaimed: {
-      wire::Claimed message;
-      TB_RETURN_IF_ERROR(Answered(frame, message));
-      outcome.status = message.status;
-      outcome.version = message.version;
-      return outcome;
-    }
-    default:
-      return Protocol(fmt::format("message type {}", static_cast<int>(frame.type)));
-  }
 }
 
 }  // namespace
@@ -190,124 +123,6 @@ Status Client::CheckProcess() const {
 void Client::SetHook(Hook hook) {
   MutexLock lock(mutex_);
   hook_ = std::move(hook);
-}
-
-// ---- registration
-
-Result<std::uint32_t> Client::Attach(const Segment& segment) {
-  TB_RETURN_IF_ERROR(CheckProcess());
-  if (segment.address == nullptr || segment.bytes == 0) {
-    return Status(Code::kInvalidArgument, "a segment without memory");
-  }
-  UniqueFd fd;
-  if (segment.fd >= 0) {
-    fd.reset(::fcntl(segment.fd, F_DUPFD_CLOEXEC, 0));
-    if (!fd.valid()) return ErrnoStatus(errno, "duplicating the descriptor of a segment");
-  }
-  MutexLock lock(mutex_);
-  if (segments_.size() >= wire::kMaxSegments) {
-    return Status(
-        Code::kResourceExhausted,
-        fmt::format("more than {} segments; put tensors into an arena", wire::kMaxSegments));
-  }
-  segments_.push_back({segment.address, segment.bytes, std::move(fd)});
-  return static_cast<std::uint32_t>(segments_.size() - 1);
-}
-
-void Client::DetachAll() {
-  MutexLock lock(mutex_);
-  segments_.clear();
-}
-
-Result<wire::Registered> Client::Register(wire::Register message, Nanos timeout) {
-  const TimePoint deadline = After(timeout);
-  TB_RETURN_IF_ERROR(CheckProcess());
-  {
-    MutexLock lock(mutex_);
-    message.registration.segment_bytes.clear();
-    for (const OwnedSegment& segment : segments_) {
-      message.registration.segment_bytes.push_back(segment.bytes);
-    }
-    TB_RETURN_IF_ERROR(Validate(message.registration, options_.identity.rank,
-                                options_.identity.role == Role::kConsumer));
-    registration_ = std::move(message);
-  }
-  return SendRegistration(deadline);
-}
-
-Result<wire::Registered> Client::SendRegistration(TimePoint deadline) {
-  std::vector<RequestId> attached;
-  RequestId registered;
-  {
-    MutexLock lock(mutex_);
-    TB_RETURN_IF_ERROR(lost_);
-    std::vector<std::byte*> addresses;
-    bool any_private = false;
-    for (std::size_t i = 0; i < segments_.size(); ++i) {
-      const OwnedSegment& segment = segments_[i];
-      wire::AttachSegment attach;
-      attach.segment = static_cast<std::uint32_t>(i);
-      attach.mapped = segment.fd.valid();
-      attach.bytes = segment.bytes;
-      attach.address = reinterpret_cast<std::uintptr_t>(segment.address);
-      std::vector<UniqueFd> fds;
-      if (attach.mapped) {
-        fds.emplace_back(::fcntl(segment.fd.get(), F_DUPFD_CLOEXEC, 0));
-        if (!fds[0].valid()) return ErrnoStatus(errno, "duplicating the descriptor of a segment");
-      }
-      any_private = any_private || !attach.mapped;
-      // The agent touches what it maps; in our own memory only we can.
-      if (!attach.mapped && options_.identity.role == Role::kConsumer) {
-        TB_RETURN_IF_ERROR(TouchPages({segment.address, segment.bytes}));
-      }
-      TB_ASSIGN_OR_RETURN(const RequestId request,
-                          Ask(MessageType::kAttachSegment, MessageType::kReply,
-                              wire::Encode(attach), std::move(fds)));
-      attached.push_back(request);
-      addresses.push_back(segment.address);
-    }
-    // Where Yama restricts ptrace to descendants, this lets the agent read and write our private
-    // memory; elsewhere it fails without harm.
-    if (any_private) ::prctl(PR_SET_PTRACER, agent_pid_, 0, 0, 0);
-    // The agent orders nothing from these pieces before it has read the registration.
-    buckets_.SetMemory(registration_->registration, std::move(addresses));
-    TB_ASSIGN_OR_RETURN(registered, Ask(MessageType::kRegister, MessageType::kRegistered,
-                                        wire::Encode(*registration_)));
-  }
-  Status failure;
-  for (const RequestId request : attached) {
-    const Result<Outcome> outcome = WaitUntil(request, deadline);
-    const Status status = outcome.ok() ? outcome->status : outcome.status();
-    if (failure.ok()) failure = status;
-    if (!outcome.ok()) Forget(request);
-  }
-  Result<Outcome> outcome = WaitUntil(registered, deadline);
-  if (!outcome.ok()) Forget(registered);
-  TB_RETURN_IF_ERROR(failure);
-  TB_RETURN_IF_ERROR(outcome.status());
-  TB_RETURN_IF_ERROR(outcome->status);
-  return std::move(outcome->registered);
-}
-
-Result<wire::Registered> Client::Reconnect(Nanos timeout) {
-  const TimePoint deadline = After(timeout);
-  TB_RETURN_IF_ERROR(CheckProcess());
-  {
-    MutexLock lock(mutex_);
-    if (!registration_.has_value()) {
-      return Status(Code::kFailedPrecondition, "nothing was registered yet");
-    }
-    if (lost_.ok()) Lose(Status(Code::kCancelled, "connecting again", Reason::kCancelled));
-    // A thread that was reading the old socket lets go of it first.
-    while (reading_) {
-      if (!changed_.WaitUntil(mutex_, deadline) && Now() >= deadline) {
-        return Status(Code::kDeadlineExceeded, "another thread is still in a hook");
-      }
-    }
-    buckets_.DropBuckets();
-  }
-  TB_RETURN_IF_ERROR(Open(deadline));
-  return SendRegistration(deadline);
 }
 
 // ---- requests
@@ -469,164 +284,6 @@ void Client::WatchSocket(bool watch) {
 void Client::Signal(const UniqueFd& event) const {
   const std::uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = ::write(event.get(), &one, sizeof one);
-}
-
-void Client::Pump(TimePoint deadline) {
-  reading_ = true;
-  reading_thread_ = std::this_thread::get_id();
-  WatchSocket(false);
-  const Result<bool> flushed = writer_.Flush(socket_.get());
-  if (!ReadFrames() && lost_.ok() && Now() < deadline) {
-    const short events =
-        static_cast<short>(POLLIN | (flushed.ok() && *flushed ? 0 : static_cast<int>(POLLOUT)));
-    pollfd items[2] = {{socket_.get(), events, 0}, {wake_.get(), POLLIN, 0}};
-    mutex_.Unlock();
-    const Nanos left = std::clamp<Nanos>(deadline - Now(), Nanos::zero(), kPollMax);
-    ::poll(items, 2, static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count()));
-    std::uint64_t count = 0;
-    if ((items[1].revents & POLLIN) != 0) {
-      [[maybe_unused]] const ssize_t drained = ::read(wake_.get(), &count, sizeof count);
-    }
-    mutex_.Lock();
-    if (lost_.ok()) {
-      [[maybe_unused]] const auto more = writer_.Flush(socket_.get());
-      ReadFrames();
-    }
-  }
-  reading_ = false;
-  WatchSocket(lost_.ok());
-  changed_.NotifyAll();
-}
-
-// True when it handled something.
-bool Client::ReadFrames() {
-  bool any = false;
-  while (lost_.ok()) {
-    Result<std::optional<wire::Frame>> frame = reader_.Read(socket_.get());
-    if (!frame.ok()) {
-      Lose(frame.status().Annotate(fmt::format("agent at {}", options_.agent_socket)));
-      return true;
-    }
-    if (!frame->has_value()) return any;
-    HandleFrame(**std::move(frame));
-    any = true;
-  }
-  return any;
-}
-
-void Client::HandleFrame(wire::Frame frame) {
-  Status status;
-  switch (frame.type) {
-    case MessageType::kFence:
-      status = HandleHook(HookKind::kFence, frame);
-      break;
-    case MessageType::kFlipBegin:
-      status = HandleHook(HookKind::kFlipBegin, frame);
-      break;
-    case MessageType::kLive:
-      status = HandleHook(HookKind::kLive, frame);
-      break;
-    case MessageType::kPack:
-    case MessageType::kUnpack:
-      status = HandleBucketWork(frame);
-      break;
-    case MessageType::kAttachBucket:
-      status = HandleAttachBucket(std::move(frame));
-      break;
-    case MessageType::kPong:
-      break;
-    case MessageType::kReleased:
-      // As an event it says what the control page says; BeforeWrite() looks there.
-      if (frame.request != 0) status = HandleAnswer(frame);
-      break;
-    default:
-      status = HandleAnswer(frame);
-      break;
-  }
-  if (!status.ok() && lost_.ok()) Lose(std::move(status));
-}
-
-Status Client::HandleAnswer(const wire::Frame& frame) {
-  const auto found = pending_.find(frame.request);
-  if (found == pending_.end() || found->second.outcome.has_value()) {
-    return Protocol(fmt::format("an answer (type {}) to request {}, which nobody made",
-                                static_cast<int>(frame.type), frame.request));
-  }
-  TB_ASSIGN_OR_RETURN(Outcome outcome, OutcomeOf(frame));
-  NotePublished(outcome, frame.request);
-  if (found->second.answer == MessageType::kGoodbye) {
-    pending_.erase(found);
-    return {};
-  }
-  if (found->second.answer != frame.type) {
-    return Protocol(fmt::format("answer of type {} instead of {}", static_cast<int>(frame.type),
-                                static_cast<int>(found->second.answer)));
-  }
-  found->second.outcome = std::move(outcome);
-  changed_.NotifyAll();
-  if (epoll_.valid()) Signal(ended_);
-  return {};
-}
-
-// A publish that was refused binds nobody.
-void Client::NotePublished(const Outcome& outcome, std::uint64_t request) {
-  if (request != publish_request_) return;
-  publish_request_ = 0;
-  if (outcome.status.ok()) held_ = std::max(held_, publishing_);
-}
-
-Status Client::HandleHook(HookKind kind, const wire::Frame& frame) {
-  wire::HookEvent event;
-  TB_RETURN_IF_ERROR(Answered(frame, event));
-  wire::HookDone done;
-  const Hook hook = hook_;
-  if (hook) {
-    mutex_.Unlock();
-    done.status = hook(kind, event);
-    mutex_.Lock();
-  }
-  if (!lost_.ok()) return {};
-  return SendFrame(MessageType::kHookDone, frame.request, wire::Encode(done));
-}
-
-Status Client::HandleBucketWork(const wire::Frame& frame) {
-  wire::BucketWork work;
-  TB_RETURN_IF_ERROR(Answered(frame, work));
-  mutex_.Unlock();
-  wire::BucketDone done;
-  done.status = frame.type == MessageType::kPack ? buckets_.Pack(work) : buckets_.Unpack(work);
-  mutex_.Lock();
-  if (!lost_.ok()) return {};
-  return SendFrame(MessageType::kBucketDone, frame.request, wire::Encode(done));
-}
-
-Status Client::HandleAttachBucket(wire::Frame frame) {
-  wire::AttachBucket attach;
-  TB_RETURN_IF_ERROR(Answered(frame, attach));
-  if (frame.fds.size() != 1) return Protocol("a bucket without its memory");
-  return buckets_.Attach(attach, std::move(frame.fds[0]));
-}
-
-void Client::Lose(Status why) {
-  WatchSocket(false);
-  lost_ = std::move(why);
-  // shutdown() rather than close(): another thread may be in poll() on this number.
-  ::shutdown(socket_.get(), SHUT_RDWR);
-  for (auto item = pending_.begin(); item != pending_.end();) {
-    if (item->second.answer == MessageType::kGoodbye) {
-      item = pending_.erase(item);
-      continue;
-    }
-    if (!item->second.outcome.has_value()) {
-      item->second.outcome.emplace();
-      item->second.outcome->status = lost_;
-    }
-    ++item;
-  }
-  publish_request_ = 0;
-  changed_.NotifyAll();
-  Signal(wake_);
-  if (epoll_.valid()) Signal(ended_);
 }
 
 // ---- writing
