@@ -2,30 +2,11 @@
 
 #include <algorithm>
 #include <fmt/format.h>
-#include <map>
 
 #include "planner/certificate.h"
 #include "tensorbus/base/clock.h"
 
 namespace tensorbus::agent {
-
-planner::Topology TopologyOf(std::span<const SessionParticipant> participants) {
-  std::map<std::string_view, planner::Topology::Node> by_host;
-  for (const SessionParticipant& participant : participants) {
-    planner::Topology::Node& node = by_host[participant.host];
-    node.source.insert(node.source.end(), participant.source_ranks.begin(),
-                       participant.source_ranks.end());
-    node.target.insert(node.target.end(), participant.target_ranks.begin(),
-                       participant.target_ranks.end());
-  }
-  planner::Topology topology;
-  for (auto& [host, node] : by_host) {
-    std::sort(node.source.begin(), node.source.end());
-    std::sort(node.target.begin(), node.target.end());
-    topology.nodes.push_back(std::move(node));
-  }
-  return topology;
-}
 
 Hash128 HashOf(const planner::Topology& topology) {
   Hasher hasher;

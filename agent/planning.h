@@ -24,8 +24,6 @@ struct SessionParticipant {
   std::vector<std::uint32_t> target_ranks;
 };
 
-/// A node per host, ordered by host name, whatever order the participants came in.
-planner::Topology TopologyOf(std::span<const SessionParticipant> participants);
 Hash128 HashOf(const planner::Topology& topology);
 
 /// What a plan depends on, and so what identifies it.

@@ -3,6 +3,7 @@
 
 #include "agent/receipts.h"
 #include "agent/session.h"
+#include "planner/host_topology.h"
 #include "tensorbus/base/log.h"
 #include "tensorbus/rpc/convert.h"
 
@@ -125,7 +126,7 @@ void Session::FetchLayout(bool source) {
 
 void Session::LayoutsThere() {
   if (source_layout_ == nullptr || target_layout_ == nullptr || plan_ != nullptr) return;
-  const planner::Topology topology = TopologyOf(spec_.participants);
+  const planner::Topology topology = planner::TopologyByHost(spec_.participants);
   plan_key_ = {
       .source = spec_.source_layout, .target = spec_.target_layout, .topology = HashOf(topology)};
   if (auto known = host_.plans().Find(plan_key_)) return PlanThere(std::move(known));

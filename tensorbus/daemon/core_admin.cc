@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "planner/host_topology.h"
 #include "tensorbus/base/log.h"
 #include "tensorbus/daemon/core.h"
 #include "tensorbus/daemon/coverage.h"
@@ -281,7 +282,7 @@ void Core::Explain(const proto::ExplainRequest& request, Done<proto::ExplainRepl
     asked->targets.push_back({.job = replica.job,
                               .replica = replica.replica,
                               .layout = replica.layout,
-                              .topology = TopologyOf(ParticipantsOf(channel, replica))});
+                              .topology = planner::TopologyByHost(ParticipantsOf(channel, replica))});
   }
   side_work_.Start<proto::ExplainReply>(
       SideWork::Lane::kQuestions, "explaining " + asked->tensor,

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <fmt/format.h>
-#include <map>
 #include <set>
 #include <unordered_set>
 
@@ -162,24 +161,6 @@ void CompareDigests(const std::vector<DigestHolder>& holders, const DigestAtoms&
   reply->set_tensor_count(atoms.specs.size());
   reply->set_bytes(bytes);
   reply->set_holder_count(static_cast<std::uint32_t>(holders.size()));
-}
-
-planner::Topology TopologyOf(const std::vector<Session::Participant>& participants) {
-  std::map<std::string_view, planner::Topology::Node> by_host;
-  for (const Session::Participant& participant : participants) {
-    planner::Topology::Node& node = by_host[participant.host];
-    node.source.insert(node.source.end(), participant.source_ranks.begin(),
-                       participant.source_ranks.end());
-    node.target.insert(node.target.end(), participant.target_ranks.begin(),
-                       participant.target_ranks.end());
-  }
-  planner::Topology topology;
-  for (auto& [host, node] : by_host) {
-    std::sort(node.source.begin(), node.source.end());
-    std::sort(node.target.begin(), node.target.end());
-    topology.nodes.push_back(std::move(node));
-  }
-  return topology;
 }
 
 }  // namespace tensorbus::daemon

@@ -4,10 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "planner/plan.h"
 #include "proto/tensorbus.pb.h"
 #include "tensorbus/daemon/model.h"
-#include "tensorbus/daemon/session.h"
 #include "tensorbus/types/strided.h"
 
 // Comparing what different ranks hold of the same tensors. Pure.
@@ -47,8 +45,5 @@ inline constexpr std::size_t kMaxAtomsOfTensor = 65536;
 /// `version`; `faults` names each rank, tensor and box that differs.
 void CompareDigests(const std::vector<DigestHolder>& holders, const DigestAtoms& atoms,
                     const std::vector<std::vector<DigestSum>>& digests, proto::VerifyReply* reply);
-
-/// A node per host, ordered by host, as agents make it for planning.
-planner::Topology TopologyOf(const std::vector<Session::Participant>& participants);
 
 }  // namespace tensorbus::daemon
