@@ -58,11 +58,10 @@ void TouchSource(std::span<std::byte> part) {
 }
 
 Status TouchTarget(const Registration& registration, const MemoryAccess& memory,
-                   std::string_view what) {
+                   std::string_view what, std::string_view otherwise = "") {
   return TouchPieces(registration, memory)
-      .Annotate(fmt::format(
-          "{}; give the machine (or its memory cgroup) more memory, or register with flip in_place",
-          what));
+      .Annotate(fmt::format("{}; give the machine (or its memory cgroup) more memory{}", what,
+                            otherwise));
 }
 
 }  // namespace
@@ -99,7 +98,8 @@ Result<CheckedRegistration> CheckRegistration(const RankIdentity& identity, wire
       TB_RETURN_IF_ERROR(TouchTarget(registration, memory, "target memory"));
     }
     if (checked.shadow != nullptr) {
-      TB_RETURN_IF_ERROR(TouchTarget(registration, *checked.shadow, "shadow copy"));
+      TB_RETURN_IF_ERROR(TouchTarget(registration, *checked.shadow, "shadow copy",
+                                     ", or register with flip in_place"));
     }
   } else if (memory.addressable()) {
     for (const std::span<std::byte> part : UsedParts(registration, memory)) TouchSource(part);
