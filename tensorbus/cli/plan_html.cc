@@ -48,34 +48,52 @@ class Matrix {
   std::string Svg() const {
     const std::uint32_t across = (columns_ + GroupOf(columns_) - 1) / GroupOf(columns_);
     const std::uint32_t down = (rows_ + GroupOf(rows_) - 1) / GroupOf(rows_);
-    const double size = std::min({34.0, static_cast<double>(kWidth - kLeft) / across, 900.0 / down});
+    const double size =
+        std::min({34.0, static_cast<double>(kWidth - kLeft) / across, 900.0 / down});
+    // Few ranks leave room for the number; otherwise it is in the tip of the cell.
+    const double room = std::min(96.0, static_cast<double>(kWidth - kLeft) / across);
+    const bool numbers = room >= 84 && size >= 18;
+    const double wide = numbers ? room : size;
     std::string svg = fmt::format(
-        R"~(<svg viewBox="0 0 {} {:.0f}" role="img" aria-label="Bytes from each rank to each target">)~",
+        R"~(<svg viewBox="0 0 {} {:.0f}" role="img" aria-label="Bytes from each rank to each )~"
+        R"~(target">)~",
         kWidth, kTop + size * down + 10);
     const char* row = relayed_ ? "target" : "source";
-    svg += fmt::format(R"~(<text class="soft" x="0" y="{}">{}</text><text class="soft" x="{}" y="12">to target</text>)~",
+    svg += fmt::format(R"~(<text class="soft" x="0" y="{}">{}</text>)~"
+                       R"~(<text class="soft" x="{}" y="12">to target</text>)~",
                        kTop + 12, row, kLeft);
-    const std::uint32_t step_x = Every(size, 26);
+    const std::uint32_t step_x = Every(wide, 26);
     const std::uint32_t step_y = Every(size, 12);
     for (std::uint32_t x = 0; x < across; x += step_x) {
       svg += fmt::format(R"~(<text class="soft" x="{:.1f}" y="26" text-anchor="middle">{}</text>)~",
-                         kLeft + size * (x + 0.5), x * GroupOf(columns_));
+                         kLeft + wide * (x + 0.5), x * GroupOf(columns_));
     }
     for (std::uint32_t y = 0; y < down; y += step_y) {
-      svg += fmt::format(R"~(<text class="soft" x="{}" y="{:.1f}" text-anchor="end">{}</text>)~", kLeft - 8,
-                         kTop + size * (y + 0.5) + 4, y * GroupOf(rows_));
+      svg += fmt::format(R"~(<text class="soft" x="{}" y="{:.1f}" text-anchor="end">{}</text>)~",
+                         kLeft - 8, kTop + size * (y + 0.5) + 4, y * GroupOf(rows_));
     }
     for (const auto& [key, cell] : cells_) {
-      const double depth = 0.12 + 0.88 * static_cast<double>(cell.sent + cell.local) / static_cast<double>(most_);
+      const double depth =
+          0.12 + 0.88 * static_cast<double>(cell.sent + cell.local) / static_cast<double>(most_);
       const char* paint = cell.sent == 0 ? "var(--good)" : relayed_ ? "#d9822b" : "var(--ours)";
       svg += fmt::format(
-          R"~(<rect x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}" fill="{}" fill-opacity="{:.2f}"><title>{} → {}: {}{}</title></rect>)~",
-          kLeft + size * key.second, kTop + size * key.first, size - 0.5, size - 0.5, paint, depth,
+          R"~(<rect x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}" fill="{}" )~"
+          R"~(fill-opacity="{:.2f}"><title>{} → {}: {}{}</title></rect>)~",
+          kLeft + wide * key.second, kTop + size * key.first, wide - 0.5, size - 0.5, paint, depth,
           Ranks(row, key.first * GroupOf(rows_), GroupOf(rows_), rows_),
           Ranks("target", key.second * GroupOf(columns_), GroupOf(columns_), columns_),
           HumanBytes(cell.sent), cell.local == 0 ? "" : ", local " + HumanBytes(cell.local));
+      if (!numbers) continue;
+      svg += fmt::format(R"~(<text x="{:.1f}" y="{:.1f}" text-anchor="middle"{}>{}</text>)~",
+                         kLeft + wide * (key.second + 0.5), kTop + size * (key.first + 0.5) + 4,
+                         depth > 0.5 ? R"~( style="font-size:12px;fill:var(--page)")~"
+                                     : R"~( style="font-size:12px")~",
+                         HumanBytes(cell.sent + cell.local));
     }
-    return svg + "</svg>";
+    return svg + "</svg>" +
+           fmt::format(
+               R"~(<p class="legend">The deeper the colour, the more bytes: here up to {}.</p>)~",
+               HumanBytes(most_));
   }
 
  private:
@@ -96,7 +114,8 @@ class Matrix {
   std::map<std::pair<std::uint32_t, std::uint32_t>, Cell> cells_;
 };
 
-/// A row a target, a bar a route: the rounds one after the other, each as long as its largest route.
+/// A row a target, a bar a route: the rounds one after the other, each as long as its largest
+/// route.
 std::string Rounds(const PlanReport& report) {
   const auto& routes = report.plan.routes;
   const std::uint32_t targets = report.transfer.target.rank_count;
@@ -106,34 +125,42 @@ std::string Rounds(const PlanReport& report) {
     if (!route.local) longest[route.round] = std::max(longest[route.round], route.bytes);
   }
   std::vector<double> starts = {0};
-  for (const std::uint64_t bytes : longest) starts.push_back(starts.back() + static_cast<double>(bytes));
+  for (const std::uint64_t bytes : longest)
+    starts.push_back(starts.back() + static_cast<double>(bytes));
   const double scale = starts.back() > 0 ? (kWidth - kLeft - 10) / starts.back() : 0;
   const double height = std::clamp(700.0 / std::max(1U, shown), 3.0, 18.0);
   std::string svg = fmt::format(
-      R"~(<svg viewBox="0 0 {} {:.0f}" role="img" aria-label="What each target receives in which round">)~",
+      R"~(<svg viewBox="0 0 {} {:.0f}" role="img" aria-label="What each target receives in )~"
+      R"~(which round">)~",
       kWidth, kTop + height * shown + 10);
-  svg += fmt::format(R"~(<text class="soft" x="{}" y="12">rounds, each as wide as its largest route</text>)~", kLeft);
+  svg += fmt::format(
+      R"~(<text class="soft" x="0" y="{}">target</text>)~"
+      R"~(<text class="soft" x="{}" y="12">rounds, each as wide as its largest route</text>)~",
+      kTop + 12, kLeft);
   double last_label = -100;
   for (std::size_t r = 0; r < longest.size(); ++r) {
     const double x = kLeft + starts[r] * scale;
     if (x - last_label < 24) continue;
     last_label = x;
-    svg += fmt::format(R"~(<text class="soft" x="{0:.1f}" y="26">{1}</text><line x1="{0:.1f}" x2="{0:.1f}" y1="{2}" y2="{3:.0f}" stroke="var(--line)"/>)~",
-                       x, r, kTop, kTop + height * shown);
+    svg += fmt::format(
+        R"~(<text class="soft" x="{0:.1f}" y="26">{1}</text>)~"
+        R"~(<line x1="{0:.1f}" x2="{0:.1f}" y1="{2}" y2="{3:.0f}" stroke="var(--line)"/>)~",
+        x, r, kTop, kTop + height * shown);
   }
   const auto step = static_cast<std::uint32_t>(12 / height + 0.999);
   for (std::uint32_t t = 0; t < shown; t += std::max(1U, step)) {
-    svg += fmt::format(R"~(<text class="soft" x="{}" y="{:.1f}" text-anchor="end">{}</text>)~", kLeft - 8,
-                       kTop + height * (t + 0.5) + 4, t);
+    svg += fmt::format(R"~(<text class="soft" x="{}" y="{:.1f}" text-anchor="end">{}</text>)~",
+                       kLeft - 8, kTop + height * (t + 0.5) + 4, t);
   }
   for (const planner::Route& route : routes) {
     if (route.local || route.target >= shown) continue;
-    svg += fmt::format(
-        R"~(<rect x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}" fill="{}"><title>round {}: {} {} → target {}: {}</title></rect>)~",
-        kLeft + starts[route.round] * scale, kTop + height * route.target + 0.5,
-        std::max(0.3, static_cast<double>(route.bytes) * scale - 0.4), height - 1,
-        route.relayed ? "#d9822b" : "var(--ours)", route.round, route.relayed ? "target" : "source",
-        route.source, route.target, HumanBytes(route.bytes));
+    svg += fmt::format(R"~(<rect x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}" fill="{}">)~"
+                       R"~(<title>round {}: {} {} → target {}: {}</title></rect>)~",
+                       kLeft + starts[route.round] * scale, kTop + height * route.target + 0.5,
+                       std::max(0.3, static_cast<double>(route.bytes) * scale - 0.4), height - 1,
+                       route.relayed ? "#d9822b" : "var(--ours)", route.round,
+                       route.relayed ? "target" : "source", route.source, route.target,
+                       HumanBytes(route.bytes));
   }
   return svg + "</svg>";
 }
@@ -143,19 +170,21 @@ std::string Rounds(const PlanReport& report) {
 std::string PlanPage(const PlanReport& report, const OrderedJson& json) {
   const planner::PlanFigures& figures = report.figures;
   std::string html = PageHead("Tensorbus plan", "Plan: " + LabelOf(json));
-  html += fmt::format(R"~(<p class="sub">{} to {} ranks, {} tensors in {} classes; digest {}.</p>)~",
-                      report.transfer.source.rank_count, report.transfer.target.rank_count,
-                      report.transfer.target.tensors.size(), figures.class_count,
-                      report.plan.digest.ToHex());
+  html += fmt::format(
+      R"~(<p class="sub">{} to {} ranks, {} tensors in {} classes; digest {}.</p>)~",
+      report.transfer.source.rank_count, report.transfer.target.rank_count,
+      report.transfer.target.tensors.size(), figures.class_count, report.plan.digest.ToHex());
   html += R"~(<div class="facts">)~";
   html += Fact(HumanBytes(figures.unique_bytes), "needed by at least one target");
-  html += Fact(HumanBytes(json["max_recv_bytes"].get<std::uint64_t>()), "received by the busiest target");
+  html += Fact(HumanBytes(json["max_recv_bytes"].get<std::uint64_t>()),
+               "received by the busiest target");
   html += Fact(HumanBytes(json["max_send_bytes"].get<std::uint64_t>()), "sent by the busiest rank");
   html += Fact(HumanBytes(figures.lower_bound_bytes), "no plan of this kind has less");
   html += Fact(fmt::format("{} / {}", figures.route_count, figures.round_count), "routes / rounds");
   html += Fact(HumanBytes(report.certificate.bytes), "proven, every byte once");
   html += R"~(</div><p class="legend"><i style="background:var(--ours)"></i>first hand)~"
-          R"~(<i style="background:#d9822b"></i>passed on<i style="background:var(--good)"></i>on the device already</p>)~";
+          R"~(<i style="background:#d9822b"></i>passed on<i style="background:var(--good)">)~"
+          R"~(</i>on the device already</p>)~";
   html += "<h2>Who sends how much to whom</h2>";
   html += Matrix(report, false).Svg();
   const Matrix relayed(report, true);
