@@ -69,6 +69,38 @@ struct NumberedRegions {
   std::vector<std::uint32_t> sets;
 };
 
+std::uint64_t RankCountOf(const NumberedRegions& regions) {
+  std::uint64_t count = 0;
+  for (const Region& region : regions.regions) count += region.ranks.size();
+  return count;
+}
+
+/// No fewer parts than this arise, told without looking at any pair of boxes: all pairs, less those
+/// that each dimension keeps apart. Exact where no pair is apart in two dimensions, as between rows
+/// and columns, which is where there are most.
+std::uint64_t LeastParts(const NumberedRegions& held, const NumberedRegions& needed) {
+  std::uint64_t parts = held.regions.size() * RankCountOf(needed);
+  const int dims = held.regions.empty() ? 0 : held.regions.front().box.rank();
+  for (int d = 0; d < dims; ++d) {
+    std::vector<std::uint64_t> begins;
+    std::vector<std::uint64_t> ends;
+    for (const Region& region : held.regions) {
+      begins.push_back(region.box[d].lo);
+      ends.push_back(region.box[d].hi);
+    }
+    std::sort(begins.begin(), begins.end());
+    std::sort(ends.begin(), ends.end());
+    for (const Region& need : needed.regions) {
+      const auto before = std::upper_bound(ends.begin(), ends.end(), need.box[d].lo);
+      const auto after = std::lower_bound(begins.begin(), begins.end(), need.box[d].hi);
+      const auto apart =
+          static_cast<std::uint64_t>((before - ends.begin()) + (begins.end() - after));
+      parts -= std::min(parts, apart * need.ranks.size());
+    }
+  }
+  return parts;
+}
+
 /// Intersects class by class. Many classes share a holding, so what is known of one is kept.
 class Matcher {
  public:
@@ -118,13 +150,17 @@ class Matcher {
       }
       needed = Number(std::move(regions));
     }
+    if (held->regions.size() * RankCountOf(*needed) > kMaxPlanParts) {
+      const std::uint64_t least = LeastParts(*held, *needed);
+      if (parts_ + least > kMaxPlanParts) return TooManyParts(parts_ + least);
+    }
     const RegionIndex index(held->regions);
     for (std::size_t n = 0; n < needed->regions.size(); ++n) {
       const Region& need = needed->regions[n];
       std::uint64_t volume = 0;
       const auto [first, last] = index.Candidates(need.box);
       compared_ += last - first;
-      if (parts_ > kMaxPlanParts || compared_ > kMaxCompared) return TooManyParts();
+      if (parts_ > kMaxPlanParts || compared_ > kMaxCompared) return TooManyParts(parts_);
       for (std::size_t r = first; r < last; ++r) {
         const auto common = Intersect(held->regions[r].box, need.box);
         if (!common) continue;
@@ -138,9 +174,11 @@ class Matcher {
     return {};
   }
 
-  static Status TooManyParts() {
+  static Status TooManyParts(std::uint64_t least) {
     return {Code::kResourceExhausted,
-            fmt::format("these layouts cut the tensors into more than {} parts", kMaxPlanParts),
+            fmt::format("these layouts cut the tensors up to here into at least {} parts that one "
+                        "target needs of one source box; at most {} are supported",
+                        least, kMaxPlanParts),
             Reason::kUnsupported};
   }
 

@@ -1,6 +1,7 @@
 #include "planner/class_plan.h"
 
 #include <algorithm>
+#include <fmt/format.h>
 #include <limits>
 #include <tuple>
 
@@ -92,6 +93,16 @@ std::vector<std::uint32_t> MakeRoutes(ClassPlan* plan) {
   return hops;
 }
 
+Status CheckOpCount(const ClassPlan& plan) {
+  if (plan.routes.empty()) return {};
+  const std::uint64_t ops = plan.routes.back().first_op + plan.routes.back().op_count;
+  if (ops <= kMaxPlanOps) return {};
+  return {
+      Code::kResourceExhausted,
+      fmt::format("the plan would have {} copy ops; at most {} are supported", ops, kMaxPlanOps),
+      Reason::kUnsupported};
+}
+
 /// Hop by hop, so that what is passed on has arrived in an earlier round.
 void NumberRounds(std::span<const std::uint32_t> hops, ClassPlan* plan) {
   const std::uint32_t last = hops.empty() ? 0 : *std::max_element(hops.begin(), hops.end());
@@ -177,6 +188,7 @@ Result<ClassPlan> BuildClassPlan(const LayoutMatch& match, const Topology& topol
   NumberBoxes(match.boxes, chosen.cuts, &plan);
   SortTransfers(&plan);
   const std::vector<std::uint32_t> hops = MakeRoutes(&plan);
+  TB_RETURN_IF_ERROR(CheckOpCount(plan));
   NumberRounds(hops, &plan);
   plan.digest = DigestOf(match, plan, options);
   return plan;

@@ -1,7 +1,6 @@
 #include "planner/plan.h"
 
 #include <algorithm>
-#include <fmt/format.h>
 #include <tuple>
 
 #include "planner/class_plan.h"
@@ -12,14 +11,6 @@ Result<Plan> BuildPlan(const JobLayout& source, const JobLayout& target, const T
                        PlanFault* fault, const PlanOptions& options) {
   TB_ASSIGN_OR_RETURN(const LayoutMatch match, MatchLayouts(source, target, options, fault));
   TB_ASSIGN_OR_RETURN(const ClassPlan classes, BuildClassPlan(match, topology, fault, options));
-  std::uint64_t op_count = 0;
-  for (const Route& route : classes.routes) op_count += route.op_count;
-  if (op_count > kMaxPlanOps) {
-    return Status(Code::kResourceExhausted,
-                  fmt::format("the plan would have {} copy ops; at most {} are supported", op_count,
-                              kMaxPlanOps),
-                  Reason::kUnsupported);
-  }
   return WriteOut(classes);
 }
 

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "planner/certificate.h"
+#include "planner/class_plan.h"
 #include "planner/topology.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/planner/layouts_for_tests.h"
@@ -259,6 +260,32 @@ TEST(BuildPlan, RefusesMoreBytesThanItCanCount) {
     specs.push_back({std::to_string(i), DType::kU8, MakeShape({kMaxTensorBytes})});
   const JobLayout job = Whole(1, {kMaxTensorBytes}, specs);
   EXPECT_THAT(BuildPlan(job, job, {}), IsStatus(Code::kResourceExhausted, Reason::kUnsupported));
+}
+
+TEST(BuildClassPlan, RefusesMoreOpsThanAPlanMayHave) {
+  std::vector<TensorSpec> specs;
+  for (int i = 0; i < 5000; ++i) specs.push_back({std::to_string(i), DType::kU8, MakeShape({1})});
+  const JobLayout source = Whole(1, {1}, specs);
+  const JobLayout target = Whole(60'000, {1}, specs);
+  ASSERT_OK_AND_ASSIGN(const LayoutMatch match, MatchLayouts(source, target, {}, nullptr));
+  const auto plan = BuildClassPlan(match, {});
+  EXPECT_THAT(plan, IsStatus(Code::kResourceExhausted, Reason::kUnsupported));
+  EXPECT_THAT(plan.status().message(), HasSubstr("300000000 copy ops"));
+}
+
+TEST(MatchLayouts, RefusesRowsAgainstColumnsOfTooManyRanksBeforeTheWork) {
+  constexpr std::uint64_t kRanks = 65'536;
+  const std::vector<TensorSpec> specs = {{"w", DType::kU8, MakeShape({kRanks, kRanks})}};
+  const std::vector<Placement> columns = {Shard(1)};
+  const JobLayout source = Rows(kRanks, {kRanks, kRanks}, specs);
+  const JobLayout target =
+      JobOf(kRanks, specs, Resolve(Mesh({kRanks}), columns, specs[0].shape, kRanks).value());
+  for (const bool relays : {false, true}) {
+    const auto match = MatchLayouts(source, target, {.relays = relays}, nullptr);
+    EXPECT_THAT(match, IsStatus(Code::kResourceExhausted, Reason::kUnsupported));
+    EXPECT_THAT(match.status().message(), HasSubstr("tensor 'w'"));
+    EXPECT_THAT(match.status().message(), HasSubstr("4294967296 parts"));  // that is all of them
+  }
 }
 
 }  // namespace
