@@ -136,4 +136,24 @@ std::vector<std::vector<std::uint64_t>> Balance(std::span<const Supply> supplies
   return flow.Shares();
 }
 
+NodeShares BalanceByNode(std::span<const Supply> far, std::span<const Supply> near,
+                         std::uint32_t source_count) {
+  NodeShares shares;
+  shares.far = Balance(far, source_count);
+  if (near.empty()) return shares;
+  std::vector<Supply> supplies(near.begin(), near.end());
+  std::vector<std::uint64_t> loads(source_count);
+  for (std::size_t i = 0; i < far.size(); ++i) {
+    for (std::size_t k = 0; k < far[i].holders.size(); ++k)
+      loads[far[i].holders[k]] += shares.far[i][k];
+  }
+  // What is settled is a supply that its source alone holds.
+  for (std::uint32_t rank = 0; rank < source_count; ++rank) {
+    if (loads[rank] != 0) supplies.push_back({{rank}, loads[rank]});
+  }
+  shares.near = Balance(supplies, source_count);
+  shares.near.resize(near.size());
+  return shares;
+}
+
 }  // namespace tensorbus::planner

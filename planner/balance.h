@@ -26,4 +26,15 @@ std::uint64_t MinMaxSend(std::span<const Supply> supplies, std::uint32_t source_
 std::vector<std::vector<std::uint64_t>> Balance(std::span<const Supply> supplies,
                                                 std::uint32_t source_count);
 
+/// Shares as Balance() gives them.
+struct NodeShares {
+  std::vector<std::vector<std::uint64_t>> far;
+  std::vector<std::vector<std::uint64_t>> near;
+};
+
+/// Balances what is sent to other nodes by itself, since ports between nodes are the slow ones;
+/// then what stays on its node, so that the busiest source overall is as little busy as can be.
+NodeShares BalanceByNode(std::span<const Supply> far, std::span<const Supply> near,
+                         std::uint32_t source_count);
+
 }  // namespace tensorbus::planner

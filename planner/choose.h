@@ -27,6 +27,6 @@ Result<ChosenTransfers> ChooseHolders(const LayoutMatch& match, const TopologyIn
 
 /// The same with relays: every byte leaves the sources once. `match` must be one made for relays.
 Result<ChosenTransfers> ChooseRelays(const LayoutMatch& match, const TopologyIndex& places,
-                                     std::uint32_t source_count);
+                                     const RankSelection& lost, PlanFault* fault);
 
 }  // namespace tensorbus::planner

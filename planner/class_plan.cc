@@ -167,10 +167,7 @@ Hash128 DigestOf(const LayoutMatch& match, const ClassPlan& plan, const PlanOpti
 Result<ChosenTransfers> Choose(const LayoutMatch& match, const TopologyIndex& places,
                                PlanFault* fault, const PlanOptions& options) {
   if (!options.relays) return ChooseHolders(match, places, options.lost, fault);
-  if (options.lost.sources.empty() && options.lost.targets.empty())
-    return ChooseRelays(match, places, match.source->rank_count);
-  return Status(Code::kUnimplemented, "relays around lost ranks are not planned yet",
-                Reason::kUnsupported);
+  return ChooseRelays(match, places, options.lost, fault);
 }
 
 }  // namespace

@@ -6,15 +6,19 @@
 #include "planner/balance.h"
 #include "planner/class_plan.h"
 #include "planner/regions.h"
+#include "planner/survivors.h"
 #include "planner/topology.h"
 
 namespace tensorbus::planner {
 namespace {
 
-/// Bytes that at least one target needs.
-Result<std::uint64_t> UniqueBytes(const JobLayout& target) {
+/// Bytes that at least one target that is left needs.
+Result<std::uint64_t> UniqueBytes(const JobLayout& target, const RankSelection& lost) {
   std::vector<std::uint64_t> volumes;
-  for (const Holding& holding : target.holdings) {
+  for (Holding holding : target.holdings) {
+    std::erase_if(holding.ranks, [&](const RankBoxes& held) {
+      return std::binary_search(lost.targets.begin(), lost.targets.end(), held.rank);
+    });
     TB_ASSIGN_OR_RETURN(const std::vector<Region> regions, RegionsOf(holding));
     std::uint64_t volume = 0;
     for (const Region& region : regions) volume += region.box.volume();
@@ -28,18 +32,19 @@ Result<std::uint64_t> UniqueBytes(const JobLayout& target) {
 
 /// Everything that sources must send, by holders, whatever the nodes: what the bound of the busiest
 /// source is computed from. With relays each byte counts once, else once for each target.
-std::vector<Supply> SuppliesOf(const LayoutMatch& match, const TopologyIndex& places,
-                               const PlanOptions& options) {
+Result<std::vector<Supply>> SuppliesOf(const LayoutMatch& match, const TopologyIndex& places,
+                                       const PlanOptions& options) {
+  TB_ASSIGN_OR_RETURN(Survivors survivors, Survivors::Create(match, options.lost));
   std::vector<std::uint64_t> bytes(match.rank_sets.size());
   for (std::size_t c = 0; c < match.classes.size(); ++c) {
     const TensorClass& tensor_class = match.classes[c];
     const std::uint64_t scale = ItemBytes(tensor_class.dtype) * tensor_class.tensors.size();
     for (const Cell& cell : match.cells[c]) {
-      const std::vector<std::uint32_t>& targets = match.rank_sets[cell.targets];
+      const std::vector<std::uint32_t>& targets = survivors.TargetsOf(cell.targets);
       std::uint64_t remote = targets.size();
       if (!places.trivial()) {
         for (const std::uint32_t t : targets)
-          remote -= places.LocalHolder(match.rank_sets[cell.holders], t) ? 1 : 0;
+          remote -= places.LocalHolder(survivors.SourcesOf(cell.holders), t) ? 1 : 0;
       }
       if (options.relays) remote = std::min<std::uint64_t>(remote, 1);
       bytes[cell.holders] += match.boxes[cell.box].volume() * scale * remote;
@@ -47,7 +52,7 @@ std::vector<Supply> SuppliesOf(const LayoutMatch& match, const TopologyIndex& pl
   }
   std::vector<Supply> supplies;
   for (std::uint32_t set = 0; set < bytes.size(); ++set) {
-    if (bytes[set] != 0) supplies.push_back({match.rank_sets[set], bytes[set]});
+    if (bytes[set] != 0) supplies.push_back({survivors.SourcesOf(set), bytes[set]});
   }
   return supplies;
 }
@@ -113,9 +118,9 @@ Result<PlanFigures> FiguresOf(const JobLayout& source, const JobLayout& target,
   TB_ASSIGN_OR_RETURN(const TopologyIndex places,
                       TopologyIndex::Create(topology, source.rank_count, target.rank_count));
   TB_ASSIGN_OR_RETURN(const LayoutMatch match, MatchLayouts(source, target, plan.options, nullptr));
-  const std::vector<Supply> supplies = SuppliesOf(match, places, plan.options);
+  TB_ASSIGN_OR_RETURN(const std::vector<Supply> supplies, SuppliesOf(match, places, plan.options));
   PlanFigures figures;
-  TB_ASSIGN_OR_RETURN(figures.unique_bytes, UniqueBytes(target));
+  TB_ASSIGN_OR_RETURN(figures.unique_bytes, UniqueBytes(target, plan.options.lost));
   figures.recv_bytes.assign(target.rank_count, 0);
   figures.local_bytes.assign(target.rank_count, 0);
   figures.relay_bytes.assign(target.rank_count, 0);

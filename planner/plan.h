@@ -171,6 +171,14 @@ OpRange RouteOps(const Plan& plan, std::uint32_t source, std::uint32_t target);
 Result<PlanFigures> FiguresOf(const JobLayout& source, const JobLayout& target,
                               const Topology& topology, const Plan& plan);
 
+/// The least that the busiest rank can send to other nodes, or get from them, in any plan with
+/// these options. Without relays that is whatever a target needs and its node does not hold. With
+/// them each such byte comes to one of the node's ranks that need it; it leaves from one of the
+/// targets that got it from a source on their own node, or else, once, from a source. Errors as
+/// BuildPlan().
+Result<std::uint64_t> LeastPortBytes(const JobLayout& source, const JobLayout& target,
+                                     const Topology& topology, const PlanOptions& options = {});
+
 /// Whether to relay, and a clause that says why.
 struct RelayVerdict {
   bool relays = false;

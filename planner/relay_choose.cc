@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <fmt/format.h>
 #include <map>
 #include <numeric>
 #include <span>
@@ -7,6 +8,7 @@
 #include "planner/choose.h"
 #include "planner/dealer.h"
 #include "planner/relay_trees.h"
+#include "planner/survivors.h"
 
 namespace tensorbus::planner {
 namespace {
@@ -21,7 +23,9 @@ struct Need {
 
 /// What any of the same holders may send along the same trees.
 struct Group {
-  std::uint32_t supply = 0;
+  bool near = false;         ///< its holders are on the node that comes first
+  std::uint32_t supply = 0;  ///< among those that are near, or those that are not
+  std::size_t target_count = 0;
   RelayTrees trees;
   std::uint64_t bytes = 0;
   std::vector<Need> needs;
@@ -31,6 +35,13 @@ struct Group {
 struct Delivery {
   std::vector<std::pair<std::uint32_t, std::uint32_t>> local;  // target, and source on its device
   std::vector<std::size_t> groups;  // one for each node that has holders, else one
+};
+
+/// Whatever groups take from holders over one kind of port.
+struct Supplies {
+  RankSets numbers;  ///< by holders
+  std::vector<Supply> list;
+  std::vector<std::uint64_t> dealt;  ///< bytes of each that groups have got so far
 };
 
 /// A holder and a tree: who gets one interval of the line of a group's bytes.
@@ -63,22 +74,26 @@ std::vector<Way> WaysOf(const Group& group, std::uint64_t begin, const Ranks& ho
 
 class RelayChooser {
  public:
-  RelayChooser(const LayoutMatch& match, const TopologyIndex& places, std::uint32_t source_count)
-      : match_(match), places_(places), source_count_(source_count) {}
+  RelayChooser(const LayoutMatch& match, const TopologyIndex& places, Survivors survivors)
+      : match_(match), places_(places), survivors_(std::move(survivors)) {}
 
-  Result<ChosenTransfers> Run() && {
+  Result<ChosenTransfers> Run(PlanFault* fault) && {
     out_.by_class.resize(match_.classes.size());
     out_.cuts_begin = static_cast<std::uint32_t>(match_.boxes.size());
-    for (std::uint32_t c = 0; c < match_.classes.size(); ++c) TB_RETURN_IF_ERROR(Collect(c));
-    DealAll();
+    for (std::uint32_t c = 0; c < match_.classes.size(); ++c) TB_RETURN_IF_ERROR(Collect(c, fault));
+    TB_RETURN_IF_ERROR(DealAll());
     return std::move(out_);
   }
 
  private:
-  Status Collect(std::uint32_t class_index) {
+  Status Collect(std::uint32_t class_index, PlanFault* fault) {
     const TensorClass& c = match_.classes[class_index];
     const auto count = static_cast<std::uint32_t>(c.tensors.size());
     for (const Cell& cell : match_.cells[class_index]) {
+      const Ranks& targets = survivors_.TargetsOf(cell.targets);
+      if (targets.empty()) continue;
+      if (survivors_.SourcesOf(cell.holders).empty())
+        return OnlyLostHold(match_, c, cell, targets.front(), fault);
       const Delivery& delivery = DeliveryOf(cell);
       for (const auto& [target, source] : delivery.local)
         out_.by_class[class_index].push_back({target, source, cell.box, 0, count, 0, 0, true});
@@ -94,8 +109,10 @@ class RelayChooser {
   /// Cells with the same holders and targets are delivered alike.
   const Delivery& DeliveryOf(const Cell& cell) {
     const auto [at, is_new] = deliveries_.try_emplace({cell.holders, cell.targets});
-    if (is_new)
-      at->second = MakeDelivery(match_.rank_sets[cell.holders], match_.rank_sets[cell.targets]);
+    if (is_new) {
+      at->second =
+          MakeDelivery(survivors_.SourcesOf(cell.holders), survivors_.TargetsOf(cell.targets));
+    }
     return at->second;
   }
 
@@ -130,9 +147,13 @@ class RelayChooser {
   }
 
   std::size_t AddGroup(const Ranks& holders, std::vector<Ranks> nodes, bool root_first) {
-    const std::uint32_t supply = supply_numbers_.Add(holders);
-    if (supply == supplies_.size()) supplies_.push_back({holders, 0});
-    groups_.push_back({supply, RelayTrees(std::move(nodes), root_first), 0, {}});
+    Supplies& supplies = root_first ? near_ : far_;
+    const std::uint32_t supply = supplies.numbers.Add(holders);
+    if (supply == supplies.list.size()) supplies.list.push_back({holders, 0});
+    std::size_t targets = 0;
+    for (const Ranks& ranks : nodes) targets += ranks.size();
+    groups_.push_back(
+        {root_first, supply, targets, RelayTrees(std::move(nodes), root_first), 0, {}});
     return groups_.size() - 1;
   }
 
@@ -144,24 +165,33 @@ class RelayChooser {
     }
     total_ += bytes;
     group->bytes += bytes;
-    supplies_[group->supply].bytes += bytes;
+    (group->near ? near_ : far_).list[group->supply].bytes += bytes;
     return {};
   }
 
-  void DealAll() {
-    std::vector<std::vector<std::uint64_t>> holder_ends = Balance(supplies_, source_count_);
-    for (auto& ends : holder_ends) std::partial_sum(ends.begin(), ends.end(), ends.begin());
-    std::vector<std::uint64_t> dealt(supplies_.size());
-    for (std::size_t g = 0; g < groups_.size(); ++g) {
-      const std::uint32_t s = groups_[g].supply;
-      Deal(groups_[g], g, WaysOf(groups_[g], dealt[s], supplies_[s].holders, holder_ends[s]));
-      dealt[s] += groups_[g].bytes;
+  Status DealAll() {
+    NodeShares shares = BalanceByNode(far_.list, near_.list, match_.source->rank_count);
+    for (auto* side : {&shares.far, &shares.near}) {
+      for (auto& ends : *side) std::partial_sum(ends.begin(), ends.end(), ends.begin());
     }
+    far_.dealt.resize(far_.list.size());
+    near_.dealt.resize(near_.list.size());
+    for (std::size_t g = 0; g < groups_.size(); ++g) {
+      const Group& group = groups_[g];
+      Supplies& supplies = group.near ? near_ : far_;
+      const std::vector<std::uint64_t>& ends =
+          (group.near ? shares.near : shares.far)[group.supply];
+      std::uint64_t& dealt = supplies.dealt[group.supply];
+      TB_RETURN_IF_ERROR(
+          Deal(group, g, WaysOf(group, dealt, supplies.list[group.supply].holders, ends)));
+      dealt += group.bytes;
+    }
+    return {};
   }
 
   /// `turn`: the tree that begins. What is too small to be cut falls to the last, so groups begin
   /// at different ones.
-  void Deal(const Group& group, std::size_t turn, const std::vector<Way>& ways) {
+  Status Deal(const Group& group, std::size_t turn, const std::vector<Way>& ways) {
     std::vector<std::uint64_t> ends;
     for (const Way& way : ways) ends.push_back(way.end);
     Dealer dealer(std::move(ends), &out_);
@@ -170,6 +200,8 @@ class RelayChooser {
       for (const Part& part :
            dealer.Deal(match_.classes[need.class_index], match_.boxes[need.box], need.box)) {
         const Way& way = ways[part.taker];
+        copies_ += group.target_count;
+        if (copies_ > kMaxPlanParts) return TooManyCopies();
         for (const RelayStep& step : group.trees.Steps((way.tree + turn) % group.trees.count())) {
           const std::uint32_t sender = step.hop == 0 ? way.holder : step.sender;
           transfers.push_back(
@@ -177,25 +209,36 @@ class RelayChooser {
         }
       }
     }
+    return {};
+  }
+
+  static Status TooManyCopies() {
+    return {Code::kResourceExhausted,
+            fmt::format("relays would cut what these targets need into more than {} parts; plan "
+                        "without relays",
+                        kMaxPlanParts),
+            Reason::kUnsupported};
   }
 
   const LayoutMatch& match_;
   const TopologyIndex& places_;
-  std::uint32_t source_count_;
+  Survivors survivors_;
   /// By sets of holders and targets.
   std::map<std::pair<std::uint32_t, std::uint32_t>, Delivery> deliveries_;
-  RankSets supply_numbers_;
-  std::vector<Supply> supplies_;
+  Supplies far_;
+  Supplies near_;
   std::vector<Group> groups_;
   std::uint64_t total_ = 0;
+  std::uint64_t copies_ = 0;  // made by trees, of a run of tensors each
   ChosenTransfers out_;
 };
 
 }  // namespace
 
 Result<ChosenTransfers> ChooseRelays(const LayoutMatch& match, const TopologyIndex& places,
-                                     std::uint32_t source_count) {
-  return RelayChooser(match, places, source_count).Run();
+                                     const RankSelection& lost, PlanFault* fault) {
+  TB_ASSIGN_OR_RETURN(Survivors survivors, Survivors::Create(match, lost));
+  return RelayChooser(match, places, std::move(survivors)).Run(fault);
 }
 
 }  // namespace tensorbus::planner

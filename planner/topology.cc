@@ -83,13 +83,6 @@ std::vector<std::uint32_t> TopologyIndex::OnNode(std::span<const std::uint32_t> 
   return near;
 }
 
-std::vector<std::uint32_t> TopologyIndex::Nearest(std::span<const std::uint32_t> holders,
-                                                  std::uint32_t target) const {
-  std::vector<std::uint32_t> near = OnNode(holders, target);
-  if (near.empty()) near.assign(holders.begin(), holders.end());
-  return near;
-}
-
 Topology DefaultTopology(std::uint32_t source_count, std::uint32_t target_count, bool colocated) {
   constexpr std::uint32_t kNodeRanks = 8;
   Topology topology;

@@ -30,9 +30,6 @@ class TopologyIndex {
   /// Those of `holders` (ascending) that are on the target's node.
   std::vector<std::uint32_t> OnNode(std::span<const std::uint32_t> holders,
                                     std::uint32_t target) const;
-  /// The same; all of `holders` when none is.
-  std::vector<std::uint32_t> Nearest(std::span<const std::uint32_t> holders,
-                                     std::uint32_t target) const;
 
  private:
   bool trivial_ = true;

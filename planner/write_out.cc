@@ -6,7 +6,7 @@
 namespace tensorbus::planner {
 namespace {
 
-constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
+constexpr std::uint32_t kNotWritten = std::numeric_limits<std::uint32_t>::max();
 
 /// Writes a class plan out, or the part of it that some routes make, route by route, each in tensor
 /// order, by counting instead of sorting: goes through the tensors in order and appends each one's
@@ -15,7 +15,7 @@ class OpWriter {
  public:
   explicit OpWriter(const ClassPlan& classes)
       : classes_(classes),
-        written_(classes.routes.size(), kNone),
+        written_(classes.routes.size(), kNotWritten),
         cursors_(classes.classes.size()) {
     plan_.boxes = classes.boxes;
     plan_.round_count = classes.round_count;
@@ -73,7 +73,7 @@ class OpWriter {
     cursor->until = static_cast<std::uint32_t>(classes_.classes[c].tensors.size());
     cursor->active.clear();
     for (const Transfer& t : classes_.transfers[c]) {
-      if (written_[t.route] == kNone) continue;
+      if (written_[t.route] == kNotWritten) continue;
       if (t.first > cursor->instance) {
         cursor->until = std::min(cursor->until, t.first);
       } else if (t.last > cursor->instance) {
@@ -84,7 +84,8 @@ class OpWriter {
   }
 
   const ClassPlan& classes_;
-  std::vector<std::uint32_t> written_;  // by the class plan's route: its number here, or kNone
+  std::vector<std::uint32_t>
+      written_;  // by the class plan's route: its number here, or kNotWritten
   std::vector<std::uint64_t> next_;     // by route: where its next op goes
   std::vector<Cursor> cursors_;         // by class
   std::uint64_t op_count_ = 0;

@@ -104,14 +104,14 @@ TEST_F(PartTest, ASendersCertificateSeesWhatItSends) {
               HasSubstr("not inside one box that the target asked for"));
 }
 
-TEST_F(PartTest, PlanningAgainWithoutARankIsPlanningWithoutWhatItHolds) {
-  const auto without = [](JobLayout job, std::uint32_t rank) {
-    for (Holding& holding : job.holdings)
-      std::erase_if(holding.ranks, [&](const RankBoxes& held) { return held.rank == rank; });
-    return job;
-  };
-  // Only what others hold too can be lost: source 4 is made to hold nothing alone.
-  JobPair pair = pair_;
+JobLayout Without(JobLayout job, std::uint32_t rank) {
+  for (Holding& holding : job.holdings)
+    std::erase_if(holding.ranks, [&](const RankBoxes& held) { return held.rank == rank; });
+  return job;
+}
+
+/// Only what others hold too can be lost: source 5 gets all that source 4 holds alone.
+JobPair WithAnHeir(JobPair pair) {
   for (Holding& holding : pair.source.holdings) {
     const auto lost = std::find_if(holding.ranks.begin(), holding.ranks.end(),
                                    [](const RankBoxes& held) { return held.rank == 4; });
@@ -124,43 +124,73 @@ TEST_F(PartTest, PlanningAgainWithoutARankIsPlanningWithoutWhatItHolds) {
       heir->boxes.insert(heir->boxes.end(), lost->boxes.begin(), lost->boxes.end());
     }
   }
+  return pair;
+}
+
+TEST_F(PartTest, PlanningAgainWithoutARankIsPlanningWithoutWhatItHolds) {
+  const JobPair pair = WithAnHeir(pair_);
   ASSERT_OK(Validate(pair.source));
-  ASSERT_OK_AND_ASSIGN(const LayoutMatch match, MatchLayouts(pair.source, pair.target, {}, nullptr));
   const std::vector<RankSelection> losses = {{{4}, {}}, {{}, {2}}, {{4}, {0, 3}}};
-  for (const RankSelection& lost : losses) {
-    PlanOptions options;
-    options.lost = lost;
-    ASSERT_OK_AND_ASSIGN(const ClassPlan classes,
-                         BuildClassPlan(match, topology_, nullptr, options));
-    const Plan plan = WriteOut(classes);
-    EXPECT_OK(CheckPlan(pair.source, pair.target, topology_, plan, lost));
-    JobPair left = pair;
-    for (const std::uint32_t rank : lost.sources) left.source = without(left.source, rank);
-    for (const std::uint32_t rank : lost.targets) left.target = without(left.target, rank);
-    ASSERT_OK_AND_ASSIGN(const Plan fresh, BuildPlan(left.source, left.target, topology_));
-    EXPECT_EQ(AllOps(plan), AllOps(fresh));
-    EXPECT_EQ(plan.routes, fresh.routes);
-    EXPECT_EQ(plan.digest, fresh.digest);
-    EXPECT_EQ(ElementFault(left.source, left.target, plan), "");
-    // A plan that still counts on the lost rank is refused.
-    ASSERT_OK_AND_ASSIGN(const Plan old, BuildPlan(pair.source, pair.target, topology_));
-    EXPECT_THAT(CheckPlan(pair.source, pair.target, topology_, old, lost).status().message(),
-                HasSubstr("one of them is lost"));
+  for (const bool relays : {false, true}) {
+    const PlanOptions before = {.relays = relays};
+    ASSERT_OK_AND_ASSIGN(const LayoutMatch match,
+                         MatchLayouts(pair.source, pair.target, before, nullptr));
+    ASSERT_OK_AND_ASSIGN(const Plan old,
+                         BuildPlan(pair.source, pair.target, topology_, nullptr, before));
+    for (const RankSelection& lost : losses) {
+      const PlanOptions options = {.relays = relays, .lost = lost};
+      ASSERT_OK_AND_ASSIGN(const ClassPlan classes,
+                           BuildClassPlan(match, topology_, nullptr, options));
+      const Plan plan = WriteOut(classes);
+      EXPECT_OK(CheckPlan(pair.source, pair.target, topology_, plan, lost));
+      JobPair left = pair;
+      for (const std::uint32_t rank : lost.sources) left.source = Without(left.source, rank);
+      for (const std::uint32_t rank : lost.targets) left.target = Without(left.target, rank);
+      EXPECT_EQ(ElementFault(left.source, left.target, plan), "");
+      EXPECT_EQ(RelayFault(left.target, plan), "");
+      ASSERT_OK_AND_ASSIGN(const Plan fresh,
+                           BuildPlan(left.source, left.target, topology_, nullptr, before));
+      if (!relays) {  // what is cut where targets overlap, and groups of targets, stay as they were
+        EXPECT_TRUE(AllOps(plan) == AllOps(fresh));
+        EXPECT_TRUE(plan.routes == fresh.routes);
+        EXPECT_EQ(plan.digest, fresh.digest);
+      }
+      // What the lost ranks needed counts no more.
+      ASSERT_OK_AND_ASSIGN(const PlanFigures figures,
+                           FiguresOf(pair.source, pair.target, topology_, plan));
+      ASSERT_OK_AND_ASSIGN(const PlanFigures wanted,
+                           FiguresOf(left.source, left.target, topology_, fresh));
+      EXPECT_EQ(figures.unique_bytes, wanted.unique_bytes);
+      EXPECT_EQ(figures.lower_bound_bytes, wanted.lower_bound_bytes);
+      EXPECT_EQ(figures.recv_bytes, wanted.recv_bytes);
+      ASSERT_OK_AND_ASSIGN(const std::uint64_t port,
+                           LeastPortBytes(pair.source, pair.target, topology_, options));
+      ASSERT_OK_AND_ASSIGN(const std::uint64_t port_wanted,
+                           LeastPortBytes(left.source, left.target, topology_, before));
+      EXPECT_EQ(port, port_wanted);
+      // A plan that still counts on the lost rank is refused.
+      EXPECT_THAT(CheckPlan(pair.source, pair.target, topology_, old, lost).status().message(),
+                  HasSubstr("one of them is lost"));
+    }
   }
 }
 
 TEST_F(PartTest, WhatOnlyALostRankHeldIsNamed) {
-  PlanOptions options;
-  options.lost.sources = {2};
-  PlanFault fault;
-  EXPECT_THAT(BuildClassPlan(match_, topology_, &fault, options),
-              IsStatus(Code::kFailedPrecondition, Reason::kNoHolder));
-  EXPECT_EQ(fault.tensor, "layers.0.q");
-  EXPECT_EQ(fault.rank, 0U);
-  EXPECT_EQ(fault.box, MakeBox({{6, 7}, {0, 12}}));
-  options.lost.sources = {6};
-  EXPECT_THAT(BuildClassPlan(match_, topology_, &fault, options),
-              IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  for (const bool relays : {false, true}) {
+    PlanOptions options = {.relays = relays};
+    ASSERT_OK_AND_ASSIGN(const LayoutMatch match,
+                         MatchLayouts(pair_.source, pair_.target, options, nullptr));
+    options.lost.sources = {2};
+    PlanFault fault;
+    EXPECT_THAT(BuildClassPlan(match, topology_, &fault, options),
+                IsStatus(Code::kFailedPrecondition, Reason::kNoHolder));
+    EXPECT_EQ(fault.tensor, "layers.0.q");
+    EXPECT_EQ(fault.rank, 0U);
+    EXPECT_EQ(fault.box, MakeBox({{6, 7}, {0, 12}}));
+    options.lost.sources = {6};
+    EXPECT_THAT(BuildClassPlan(match, topology_, &fault, options),
+                IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  }
 }
 
 }  // namespace

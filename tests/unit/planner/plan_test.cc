@@ -288,5 +288,60 @@ TEST(MatchLayouts, RefusesRowsAgainstColumnsOfTooManyRanksBeforeTheWork) {
   }
 }
 
+TEST(BuildPlan, RefusesRelaysThatPassOnTooOften) {
+  // 4096 ranks on 512 nodes: so many trees, each with a copy for every rank.
+  const std::vector<TensorSpec> specs = {{"w", DType::kF32, MakeShape({1 << 15, 1 << 14})}};
+  const JobLayout source = Whole(1, {1 << 15, 1 << 14}, specs);
+  const JobLayout target = Whole(4096, {1 << 15, 1 << 14}, specs);
+  const auto plan =
+      BuildPlan(source, target, DefaultTopology(1, 4096, false), nullptr, {.relays = true});
+  EXPECT_THAT(plan, IsStatus(Code::kResourceExhausted, Reason::kUnsupported));
+  EXPECT_THAT(plan.status().message(), HasSubstr("plan without relays"));
+}
+
+/// Two sources hold all of it, one of them on the node of target 0. Target 1 is elsewhere.
+TEST(BuildPlan, BalancesWhatLeavesTheNodesByItself) {
+  const std::vector<TensorSpec> specs = {{"a", DType::kU8, MakeShape({8 << 20})}};
+  const JobLayout source = Whole(2, {8 << 20}, specs);
+  const JobLayout target = Whole(2, {8 << 20}, specs);
+  Topology topology;
+  topology.nodes = {{{0}, {0}}, {{}, {1}}, {{1}, {}}};
+  ASSERT_OK_AND_ASSIGN(const Plan plan, BuildPlan(source, target, topology));
+  EXPECT_OK(CheckPlan(source, target, topology, plan));
+  // Target 0 is served on its node. Counted together, source 1 alone would serve target 1, and the
+  // port of its node would carry all of it; each source sends half instead.
+  EXPECT_EQ(RouteOps(plan, 0, 0).size(), 1U);
+  ASSERT_OK_AND_ASSIGN(const PlanFigures figures, FiguresOf(source, target, topology, plan));
+  EXPECT_THAT(figures.send_bytes, ElementsAre(12 << 20, 4 << 20));
+  ASSERT_OK_AND_ASSIGN(const std::uint64_t least, LeastPortBytes(source, target, topology));
+  EXPECT_EQ(least, 8U << 20);  // into target 1
+}
+
+TEST(LeastPortBytes, CountsWhatEachNodeLacks) {
+  const std::vector<TensorSpec> specs = {{"a", DType::kU8, MakeShape({64})}};
+  const JobLayout rows = Rows(4, {64}, specs);  // 16 bytes a source
+  const JobLayout target = Whole(4, {64}, specs);
+  Topology topology;
+  topology.nodes = {{{0}, {0, 1}}, {{}, {2, 3}}};
+  // Without relays every target gets what its node lacks: 48 or 64; sources 1 to 3 send 4 * 16.
+  ASSERT_OK_AND_ASSIGN(const std::uint64_t direct, LeastPortBytes(rows, target, topology));
+  EXPECT_EQ(direct, 64U);
+  // With them the two of a node share it, 24 or 32 each; sources send 16; targets 0 and 1 pass on
+  // the 16 of source 0.
+  ASSERT_OK_AND_ASSIGN(const std::uint64_t relayed,
+                       LeastPortBytes(rows, target, topology, {.relays = true}));
+  EXPECT_EQ(relayed, 32U);
+  // One source, one target there and one here: passed on by target 0 alone.
+  topology.nodes = {{{0}, {0}}, {{}, {1}}};
+  const JobLayout one = Whole(1, {64}, specs);
+  const JobLayout two = Whole(2, {64}, specs);
+  ASSERT_OK_AND_ASSIGN(const std::uint64_t chain,
+                       LeastPortBytes(one, two, topology, {.relays = true}));
+  EXPECT_EQ(chain, 64U);
+  topology.same_device = {{0, 0}, {0, 1}};
+  ASSERT_OK_AND_ASSIGN(const std::uint64_t none, LeastPortBytes(one, two, topology));
+  EXPECT_EQ(none, 0U);
+}
+
 }  // namespace
 }  // namespace tensorbus::planner
