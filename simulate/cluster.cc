@@ -132,15 +132,4 @@ planner::Topology TopologyOf(const Cluster& cluster, const Seating& seating) {
   return topology;
 }
 
-planner::Topology DomainsAsDevices(const Cluster& cluster, const Seating& seating) {
-  planner::Topology topology = TopologyOf(cluster, seating);
-  topology.same_device.clear();
-  for (const planner::Topology::Node& node : topology.nodes) {
-    for (const std::uint32_t s : node.source) {
-      for (const std::uint32_t t : node.target) topology.same_device.emplace_back(s, t);
-    }
-  }
-  return topology;
-}
-
 }  // namespace tensorbus::simulate

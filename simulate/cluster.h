@@ -65,8 +65,4 @@ Result<Seating> SeatRanks(const Cluster& cluster, std::uint32_t source_count,
 /// target rank), and ranks on one seat share a device.
 planner::Topology TopologyOf(const Cluster& cluster, const Seating& seating);
 
-/// The same, but for ranks of one domain sharing a device: what is left to send goes between
-/// domains.
-planner::Topology DomainsAsDevices(const Cluster& cluster, const Seating& seating);
-
 }  // namespace tensorbus::simulate

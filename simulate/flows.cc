@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <utility>
 
 namespace tensorbus::simulate {
 namespace {
@@ -11,7 +12,10 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 /// Bytes below this share of a flow are rounding.
 constexpr double kDust = 1e-9;
 /// Passes in which the caps of relays that wait for each other's bytes settle.
-constexpr int kPasses = 6;
+constexpr int kPasses = 4;
+/// First windows that arrive within this share of the grain start together: chains have many hops,
+/// and each may start late by so much.
+constexpr double kStartShare = 0.125;
 
 class Run {
  public:
@@ -108,13 +112,16 @@ class Run {
     moving_.clear();
     const auto consider = [&](std::uint32_t f) {
       State& state = states_[f];
-      state.rate = 0;
+      const double rate_before = std::exchange(state.rate, 0);
       if (state.done) return;
       if (!flows_[f].feeds.empty()) {
         state.fed = state.fed || std::all_of(flows_[f].feeds.begin(), flows_[f].feeds.end(),
                                              [&](const Feed& feed) { return states_[feed.flow].done; });
         const double ready = Available(f) - state.sent;
-        state.dry = !state.fed && ready <= Dust(f);
+        // One that has caught up may fall behind a little before it hurries again; else every
+        // change of a rate would make it hurry for a moment.
+        const double behind = state.dry ? grain_s_ * rate_before : 0;
+        state.dry = !state.fed && ready <= std::max(Dust(f), behind);
         // Before the first window is there, nothing may be passed on.
         if (state.dry && !state.fed && Arrived(f) + Dust(f) < std::min(flows_[f].window_bytes, flows_[f].bytes))
           return;
@@ -180,8 +187,10 @@ class Run {
       if (state.rate > 0) step = std::min(step, Left(f) / state.rate);
       if (flows_[f].feeds.empty() || state.fed || state.dry) continue;
       state.inflow = Inflow(f);
-      if (state.rate > state.inflow)
-        step = std::min(step, (Available(f) - state.sent) / (state.rate - state.inflow));
+      if (state.rate > state.inflow) {
+        const double caught_up = (Available(f) - state.sent) / (state.rate - state.inflow);
+        step = std::min(step, std::max(caught_up, grain_s_));
+      }
     }
     for (std::uint32_t f = 0; f < flows_.size(); ++f) {
       const State& state = states_[f];
@@ -189,7 +198,8 @@ class Run {
       const double inflow = Inflow(f);
       const double missing =
           std::min(flows_[f].window_bytes, flows_[f].bytes) - Arrived(f);
-      if (inflow > 0 && missing > Dust(f)) step = std::min(step, missing / inflow);
+      if (inflow > 0 && missing > Dust(f))
+        step = std::min(step, std::max(missing / inflow, kStartShare * grain_s_));
     }
     return step;
   }

@@ -279,8 +279,9 @@ class Predictor {
     if (!cluster_.gpus || (!reach.inside && !reach.between)) return;
     auto bytes = static_cast<double>(move_.figures.lower_bound_bytes);
     double port = (reach.between ? NicSpeed() : 0) + (reach.inside ? InsideSpeed() : 0);
-    if (reach.inside && reach.between && !reach.relayed && move_.far_bytes) {
-      bytes = static_cast<double>(*move_.far_bytes);
+    const auto far_bytes = static_cast<double>(move_.far_bytes);
+    if (far_bytes / NicSpeed() > bytes / port) {
+      bytes = far_bytes;
       port = NicSpeed();
     }
     bounds->push_back({"rank", bytes / port,

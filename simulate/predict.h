@@ -1,11 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "planner/plan.h"
+
 #include "simulate/cluster.h"
 #include "simulate/flows.h"
 #include "simulate/wire_form.h"
@@ -62,9 +62,7 @@ struct Move {
   const JobLayout& target;             ///< as planned: dtypes that travel
   const planner::PlanFigures& figures;
   std::vector<bool> quantised;  ///< by target tensor: scales travel too; may be empty
-  /// Where some bytes stay inside domains and others do not: the least that the busiest rank must
-  /// move between domains (the bound of a plan for which everything inside is local).
-  std::optional<std::uint64_t> far_bytes = std::nullopt;
+  std::uint64_t far_bytes = 0;  ///< the least that the busiest rank moves between domains, one way
 };
 
 /// Runs a plan on a cluster in virtual time: routes are flows over the links between the seats of

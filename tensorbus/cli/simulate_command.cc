@@ -27,7 +27,11 @@ void RegisterSimulate(CLI::App& app, int* exit_code) {
                       "How routes share a link: remaining (by what each has left), equal, or rounds "
                       "(a rank sends one and receives one at a time)")
       ->capture_default_str();
-  command->add_option("--relays", options->relays, "off or on: targets pass on what they received")
+  command
+      ->add_option(
+          "--relays", options->relays,
+          "off, on (targets pass on what they received), or auto: on where that is predicted to "
+          "take less time")
       ->capture_default_str();
   command->add_option("--html", options->html, "Write a page with the links' use over time");
   command->add_flag("--json", options->json, "Print one JSON object on standard output");

@@ -43,6 +43,7 @@ OrderedJson ToJson(const SimulateReport& report) {
   json["wire"] = report.wire;
   json["sharing"] = report.sharing;
   json["relays"] = report.relays;
+  if (!report.why.empty()) json["relays_why"] = report.why;
   json["source_ranks"] = report.transfer.source.rank_count;
   json["target_ranks"] = report.transfer.target.rank_count;
   json["routes"] = report.figures.route_count;

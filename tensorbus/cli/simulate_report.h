@@ -15,7 +15,8 @@ struct SimulateReport {
   std::string cluster;
   std::string wire;
   std::string sharing;
-  std::string relays;
+  std::string relays;  ///< "off" or "on"
+  std::string why;     ///< why so, when that was left to the prediction
   planner::PlanFigures figures;
   simulate::Prediction prediction;
   double plan_seconds = 0;

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <filesystem>
 #include <fmt/format.h>
-#include <optional>
 #include <ostream>
 
 #include "planner/near_names.h"
@@ -60,6 +59,8 @@ Result<Value> Choose(const char* flag, const std::string& said,
   return Malformed(fmt::format("{} '{}': one of {} is needed", flag, said, fmt::join(names, ", ")));
 }
 
+enum class Relays { kOff, kOn, kAuto };
+
 class Simulator {
  public:
   explicit Simulator(const SimulateOptions& options) : options_(options) {}
@@ -74,9 +75,10 @@ class Simulator {
                         Choose("--wire", options_.wire,
                                std::array{std::pair{"as-is", simulate::WireForm::kAsIs},
                                           std::pair{"fp8-block", simulate::WireForm::kFp8Block}}));
-    TB_ASSIGN_OR_RETURN(relays_.relays, Choose("--relays", options_.relays,
-                                               std::array{std::pair{"off", false},
-                                                          std::pair{"on", true}}));
+    TB_ASSIGN_OR_RETURN(
+        relays_, Choose("--relays", options_.relays,
+                        std::array{std::pair{"off", Relays::kOff}, std::pair{"on", Relays::kOn},
+                                   std::pair{"auto", Relays::kAuto}}));
     TB_ASSIGN_OR_RETURN(cluster_, LoadCluster(options_.cluster));
     return ForEachTransfer(options_.transfer, [this](Transfer transfer) {
       // A cluster that is too small for one of all scenarios is no reason not to see the others.
@@ -94,58 +96,66 @@ class Simulator {
 
  private:
   Status Simulate(Transfer transfer) {
-    SimulateReport report;
     TB_ASSIGN_OR_RETURN(const simulate::Seating seating,
                         simulate::SeatRanks(cluster_, transfer.source.rank_count,
                                             transfer.target.rank_count, transfer.colocated));
-    const planner::Topology topology =
-        transfer.topology ? *transfer.topology : simulate::TopologyOf(cluster_, seating);
-    std::vector<bool> quantised = simulate::QuantisedTensors(transfer.target, wire_);
-    transfer.source = simulate::OnWire(std::move(transfer.source), wire_);
-    transfer.target = simulate::OnWire(std::move(transfer.target), wire_);
-    auto start = steady_clock::now();
-    TB_ASSIGN_OR_RETURN(const planner::Plan plan,
-                        planner::BuildPlan(transfer.source, transfer.target, topology, &fault_, relays_));
-    report.plan_seconds = SecondsSince(start);
-    TB_ASSIGN_OR_RETURN(report.figures, planner::FiguresOf(transfer.source, transfer.target,
-                                                           topology, plan));
-    simulate::Move move = {plan, transfer.target, report.figures, std::move(quantised)};
-    if (!relays_.relays) {
-      TB_ASSIGN_OR_RETURN(move.far_bytes, FarBytes(transfer, seating));
-    }
-    start = steady_clock::now();
-    simulate::PredictOptions predict;
-    predict.sharing = sharing_;
-    TB_ASSIGN_OR_RETURN(report.prediction, simulate::Predict(cluster_, seating, move, predict));
-    report.simulate_seconds = SecondsSince(start);
+    quantised_ = simulate::QuantisedTensors(transfer.target, wire_);
+    SimulateReport report;
     report.transfer = std::move(transfer);
+    report.transfer.source = simulate::OnWire(std::move(report.transfer.source), wire_);
+    report.transfer.target = simulate::OnWire(std::move(report.transfer.target), wire_);
     report.cluster = cluster_.name;
     report.wire = options_.wire;
     report.sharing = options_.sharing;
-    report.relays = options_.relays;
+    TB_RETURN_IF_ERROR(Predict(seating, relays_ == Relays::kOn, &report));
+    if (relays_ == Relays::kAuto) TB_RETURN_IF_ERROR(WeighRelays(seating, &report));
     reports_.push_back(ToJson(report));
     return {};
   }
 
-  /// What the busiest rank must move between domains, where some bytes need not.
-  Result<std::optional<std::uint64_t>> FarBytes(const Transfer& transfer,
-                                                const simulate::Seating& seating) {
-    const planner::Topology domains = simulate::DomainsAsDevices(cluster_, seating);
-    std::optional<std::uint64_t> bytes;
-    if (domains.same_device.empty()) return bytes;
+  Status Predict(const simulate::Seating& seating, bool relays, SimulateReport* report) {
+    const JobLayout& source = report->transfer.source;
+    const JobLayout& target = report->transfer.target;
+    const planner::PlanOptions plan_options = {.relays = relays};
+    const planner::Topology seats = simulate::TopologyOf(cluster_, seating);
+    const planner::Topology& topology =
+        report->transfer.topology ? *report->transfer.topology : seats;
+    auto start = steady_clock::now();
     TB_ASSIGN_OR_RETURN(const planner::Plan plan,
-                        planner::BuildPlan(transfer.source, transfer.target, domains, &fault_));
-    TB_ASSIGN_OR_RETURN(const planner::PlanFigures figures,
-                        planner::FiguresOf(transfer.source, transfer.target, domains, plan));
-    bytes = figures.lower_bound_bytes;
-    return bytes;
+                        planner::BuildPlan(source, target, topology, &fault_, plan_options));
+    report->plan_seconds = SecondsSince(start);
+    TB_ASSIGN_OR_RETURN(report->figures, planner::FiguresOf(source, target, topology, plan));
+    simulate::Move move = {plan, target, report->figures, quantised_};
+    TB_ASSIGN_OR_RETURN(move.far_bytes,
+                        planner::LeastPortBytes(source, target, seats, plan_options));
+    start = steady_clock::now();
+    simulate::PredictOptions predict;
+    predict.sharing = sharing_;
+    TB_ASSIGN_OR_RETURN(report->prediction, simulate::Predict(cluster_, seating, move, predict));
+    report->simulate_seconds = SecondsSince(start);
+    report->relays = relays ? "on" : "off";
+    return {};
+  }
+
+  /// Predicts with relays as well and keeps that when it is clearly less.
+  Status WeighRelays(const simulate::Seating& seating, SimulateReport* report) {
+    constexpr double kClearly = 1.0 / 64;  // as planner::WeighRelays()
+    SimulateReport relayed = *report;
+    TB_RETURN_IF_ERROR(Predict(seating, true, &relayed));
+    const double direct_s = report->prediction.seconds;
+    const double relayed_s = relayed.prediction.seconds;
+    if (relayed_s < direct_s * (1 - kClearly)) *report = std::move(relayed);
+    report->why = fmt::format("predicted {:.4g} s without relays and {:.4g} s with them", direct_s,
+                              relayed_s);
+    return {};
   }
 
   const SimulateOptions& options_;
   simulate::Cluster cluster_;
   simulate::Sharing sharing_ = simulate::Sharing::kRemaining;
   simulate::WireForm wire_ = simulate::WireForm::kAsIs;
-  planner::PlanOptions relays_;
+  Relays relays_ = Relays::kOff;
+  std::vector<bool> quantised_;  // by tensor of the transfer at hand
   planner::PlanFault fault_;
   std::vector<OrderedJson> reports_;
   std::vector<std::string> skipped_;

@@ -13,7 +13,7 @@ struct SimulateOptions {
   std::string cluster = "h100-8x400g";  ///< name of a shipped cluster, or a file
   std::string wire = "as-is";           ///< or "fp8-block"
   std::string sharing = "remaining";    ///< or "equal", "rounds"
-  std::string relays = "off";
+  std::string relays = "off";           ///< or "on", "auto"
   std::string html;  ///< page to write
   bool json = false;
 };

@@ -71,6 +71,28 @@ TEST_F(SimulateRunTest, SharingRoundsTakesNoLessTime) {
   }
 }
 
+TEST_F(SimulateRunTest, RelaysAutoTakesWhatIsPredictedToTakeLess) {
+  options_.transfer.scenario = "S13";  // both replicas need the same bytes
+  ASSERT_EQ(Run(), 0) << err_;
+  EXPECT_EQ(json_["relays"], "off");
+  EXPECT_FALSE(json_.contains("relays_why"));
+  const double direct = json_["predicted_seconds"].get<double>();
+  options_.relays = "on";
+  ASSERT_EQ(Run(), 0) << err_;
+  EXPECT_EQ(json_["relays"], "on");
+  const double relayed = json_["predicted_seconds"].get<double>();
+  EXPECT_LT(relayed, 0.6 * direct);
+  EXPECT_LE(json_["ratio"].get<double>(), 1.1);
+  options_.relays = "auto";
+  ASSERT_EQ(Run(), 0) << err_;
+  EXPECT_EQ(json_["relays"], "on");
+  EXPECT_EQ(json_["predicted_seconds"].get<double>(), relayed);
+  EXPECT_THAT(json_["relays_why"].get<std::string>(), HasSubstr("without relays"));
+  options_.transfer.scenario = "S01";  // every byte has one target: nothing to gain
+  ASSERT_EQ(Run(), 0) << err_;
+  EXPECT_EQ(json_["relays"], "off");
+}
+
 TEST_F(SimulateRunTest, WritesAPageThatSaysItIsAPrediction) {
   options_.html = folder_.Join("page.html");
   ASSERT_EQ(Run(), 0);
@@ -108,6 +130,10 @@ TEST_F(SimulateRunTest, BadUsageNamesWhatIsPossible) {
   options_.sharing = "fair";
   EXPECT_EQ(Run(), 2);
   EXPECT_THAT(err_, HasSubstr("remaining, equal, rounds"));
+  options_.sharing = "remaining";
+  options_.relays = "always";
+  EXPECT_EQ(Run(), 2);
+  EXPECT_THAT(err_, HasSubstr("off, on, auto"));
 }
 
 }  // namespace

@@ -39,6 +39,9 @@ JobLayout Rows(std::uint32_t ranks, std::uint64_t rows) {
   return JobOf(ranks, {{"w", DType::kF32, shape}}, std::move(holding));
 }
 
+constexpr std::uint64_t kRows = 1 << 18;  // 1 GiB of f32
+constexpr double kBytes = kRows * 1024.0 * 4.0;
+
 struct Case {
   Prediction prediction;
   planner::PlanFigures figures;
@@ -64,13 +67,10 @@ TEST(Predict, BytesInsideADomainDoNotCountForTheNic) {
   const JobLayout source = Rows(2, 1 << 18);
   const JobLayout target = Whole(1, 1 << 18);
   const Seating seating = SeatRanks(cluster, 2, 1, false).value();
-  const planner::Topology domains = DomainsAsDevices(cluster, seating);
-  EXPECT_EQ(domains.same_device.size(), 1U);
-  const planner::Plan far = planner::BuildPlan(source, target, domains).value();
-  const std::uint64_t far_bytes =
-      planner::FiguresOf(source, target, domains, far).value().lower_bound_bytes;
-  EXPECT_EQ(far_bytes, std::uint64_t{1} << 29);  // half of the tensor
   const planner::Topology topology = TopologyOf(cluster, seating);
+  ASSERT_OK_AND_ASSIGN(const std::uint64_t far_bytes,
+                       planner::LeastPortBytes(source, target, topology));
+  EXPECT_EQ(far_bytes, std::uint64_t{1} << 29);  // half of the tensor
   const planner::Plan plan = planner::BuildPlan(source, target, topology).value();
   const planner::PlanFigures figures = planner::FiguresOf(source, target, topology, plan).value();
   ASSERT_OK_AND_ASSIGN(const Prediction made,
@@ -82,13 +82,33 @@ TEST(Predict, BytesInsideADomainDoNotCountForTheNic) {
   EXPECT_LE(made.seconds, made.bounds[0].seconds * 1.05);
 }
 
+/// Relays on two nodes whose chains feed each other: the prediction ends, and near its bound. Once
+/// each of the many small changes of rates was an event of its own, and it never did.
+TEST(Predict, ManyRelaysAreAFewEvents) {
+  const Cluster cluster = Shipped("h100-8x400g");
+  const JobLayout source = Rows(8, kRows);
+  const JobLayout target = Whole(16, kRows);
+  const Seating seating = SeatRanks(cluster, 8, 16, false).value();
+  const planner::Topology topology = TopologyOf(cluster, seating);
+  const planner::Plan plan =
+      planner::BuildPlan(source, target, topology, nullptr, {.relays = true}).value();
+  const planner::PlanFigures figures = planner::FiguresOf(source, target, topology, plan).value();
+  ASSERT_OK_AND_ASSIGN(const std::uint64_t far_bytes,
+                       planner::LeastPortBytes(source, target, topology, {.relays = true}));
+  EXPECT_EQ(far_bytes, static_cast<std::uint64_t>(kBytes) / 8);
+  ASSERT_OK_AND_ASSIGN(const Prediction made,
+                       Predict(cluster, seating, {plan, target, figures, {}, far_bytes}));
+  EXPECT_EQ(made.bounds[0].name, "rank");
+  EXPECT_THAT(made.bounds[0].seconds, DoubleNear(kBytes / 8 / 50e9, 1e-9));
+  EXPECT_GE(made.seconds, made.bounds[0].seconds);
+  // Nine hops follow each other by a window of 16 MiB; each rank gets 128 MiB over its NIC.
+  EXPECT_LE(made.seconds, made.bounds[0].seconds * 2.2);
+}
+
 /// Bytes over a port, with what each message costs.
 double Over(const PortSpeed& port, double bytes, std::uint64_t window) {
   return bytes / port.bytes_per_s + std::ceil(bytes / static_cast<double>(window)) * port.message_s;
 }
-
-constexpr std::uint64_t kRows = 1 << 18;           // 1 GiB of f32
-constexpr double kBytes = kRows * 1024.0 * 4.0;
 
 TEST(Predict, OneRankToAnotherTakesTheNic) {
   const Cluster cluster = Shipped("h100-8x400g");
