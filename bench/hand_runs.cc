@@ -102,8 +102,7 @@ Result<std::vector<Run>> RunsOf(const JobLayout& source, const JobLayout& target
   std::vector<Run> runs;
   for (const planner::Route& route : plan.routes) {
     if (route.target != rank) continue;
-    const PieceIndex& sender =
-        from.try_emplace(route.source, source, route.source).first->second;
+    const PieceIndex& sender = from.try_emplace(route.source, source, route.source).first->second;
     for (const CopyOp& op : planner::OpsOf(plan, route)) {
       const TensorSpec& spec = target.tensors[op.tensor].spec;
       const ArenaPiece* source_piece = sender.Find(spec.name, op.box);

@@ -46,15 +46,18 @@ std::string BarChart(const std::vector<Bar>& bars) {
   for (int tick = 0; tick <= kTicks; ++tick) {
     const double value = ceiling * tick / kTicks;
     svg += fmt::format(
-        R"~(<line x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}" stroke="var(--line)"/><text class="soft" x="{0:.1f}" y="{3}" text-anchor="middle">{4:.4g}{5}</text>)~",
+        R"~(<line x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}" stroke="var(--line)"/>)~"
+        R"~(<text class="soft" x="{0:.1f}" y="{3}" text-anchor="middle">{4:.4g}{5}</text>)~",
         x_of(value), kTop, bottom, bottom + 18, value, tick == kTicks ? " GB/s" : "");
   }
   int y = kTop;
   for (const Bar& bar : bars) {
-    svg += fmt::format(
-        R"~(<text x="{}" y="{}" text-anchor="end">{}</text><rect x="{}" y="{}" width="{:.1f}" height="{}" rx="3" fill="var({})"/><text x="{:.1f}" y="{}">{:.2f}</text>)~",
-        kLeft - 10, y + 20, Escape(bar.name), kLeft, y + 5, std::max(1.0, x_of(bar.value) - kLeft),
-        kRow - 10, bar.colour, x_of(bar.value) + 8, y + 20, bar.value);
+    svg += fmt::format(R"~(<text x="{}" y="{}" text-anchor="end">{}</text>)~"
+                       R"~(<rect x="{}" y="{}" width="{:.1f}" height="{}" rx="3" fill="var({})"/>)~"
+                       R"~(<text x="{:.1f}" y="{}">{:.2f}</text>)~",
+                       kLeft - 10, y + 20, Escape(bar.name), kLeft, y + 5,
+                       std::max(1.0, x_of(bar.value) - kLeft), kRow - 10, bar.colour,
+                       x_of(bar.value) + 8, y + 20, bar.value);
     y += kRow;
   }
   return svg + "</svg>";
@@ -80,7 +83,8 @@ std::string TableRow(const std::string& name, const BenchJson& entry) {
   const auto ms = [](const BenchJson& value) { return value.get<double>() * 1e3; };
   const bool verified = entry["verified"].get<bool>();
   return fmt::format(
-      R"~(<tr><td>{}</td><td>{:.2f}</td><td>{:.2f}</td><td>{:.2f}</td><td>{:.2f}</td><td>{:.2f}</td><td>{:.3f}</td><td class="{}">{}</td></tr>)~",
+      R"~(<tr><td>{}</td><td>{:.2f}</td><td>{:.2f}</td><td>{:.2f}</td><td>{:.2f}</td>)~"
+      R"~(<td>{:.2f}</td><td>{:.3f}</td><td class="{}">{}</td></tr>)~",
       Escape(name), ms(seconds["min"]), ms(seconds["median"]), ms(seconds["p95"]),
       ms(seconds["max"]), entry["gb_per_s"].get<double>(), entry["cpu_seconds"].get<double>(),
       verified ? "ok" : "bad", verified ? "every element" : "no");
@@ -92,7 +96,8 @@ std::string Section(const BenchJson& result) {
   };
   const std::uint64_t replicas = result["replicas"].get<std::uint64_t>();
   std::string html = fmt::format(
-      R"~(<h2>{}</h2><p class="sub">{} tensors, {:.1f} MB from {} to {}{} ranks; transport {}, memory {}, proof {}, flip {}; {} refreshes.{}</p>)~",
+      R"~(<h2>{}</h2><p class="sub">{} tensors, {:.1f} MB from {} to {}{} ranks; transport )~"
+      R"~({}, memory {}, proof {}, flip {}; {} refreshes.{}</p>)~",
       Escape(result["workload"].get<std::string>()), result["tensors"].get<std::uint64_t>(),
       result["bytes"].get<double>() * 1e-6, result["source_ranks"].get<std::uint64_t>(),
       replicas == 1 ? "" : fmt::format("{} x ", replicas),
@@ -114,9 +119,9 @@ std::string Section(const BenchJson& result) {
           R"~(<i style="background:var(--peer)"></i>other ways, same bytes)~"
           R"~(<i style="background:var(--ceiling)"></i>what the machine can do</p>)~";
   html += BarChart(BarsOf(result));
-  html +=
-      R"~(<div class="scroll"><table><thead><tr><th></th><th>min ms</th><th>median ms</th>)~"
-      R"~(<th>p95 ms</th><th>max ms</th><th>GB/s</th><th>CPU s</th><th>verified</th></tr></thead><tbody>)~";
+  html += R"~(<div class="scroll"><table><thead><tr><th></th><th>min ms</th><th>median ms</th>)~"
+          R"~(<th>p95 ms</th><th>max ms</th><th>GB/s</th><th>CPU s</th><th>verified</th></tr>)~"
+          R"~(</thead><tbody>)~";
   html += TableRow("tensorbus", result);
   for (const auto& [name, peer] : result["peers"].items()) html += TableRow(name, peer);
   return html + "</tbody></table></div>";

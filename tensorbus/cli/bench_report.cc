@@ -56,8 +56,7 @@ std::string Share(double ours, double theirs) {
 
 std::vector<std::string> CeilingRow(const std::string& name, double gb_per_s, double ours,
                                     const std::string& note) {
-  return {name, "", "", fmt::format("{:.2f}", gb_per_s), Share(ours, gb_per_s),
-          "ceiling: " + note};
+  return {name, "", "", fmt::format("{:.2f}", gb_per_s), Share(ours, gb_per_s), "ceiling: " + note};
 }
 
 /// For what was timed lap by lap: ours or a peer.

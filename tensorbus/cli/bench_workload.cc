@@ -178,8 +178,8 @@ Result<const Scenario*> FindScenario(const LayoutBook& book, const std::string& 
     for (const Scenario& scenario : book.scenarios) ids.push_back(scenario.id);
   }
   return BadChoice(fmt::format("--scenario '{}' names {}: {}", wanted,
-                           found.empty() ? "none" : "several", fmt::join(ids, ", ")),
-               found.empty() ? Code::kNotFound : Code::kInvalidArgument);
+                               found.empty() ? "none" : "several", fmt::join(ids, ", ")),
+                   found.empty() ? Code::kNotFound : Code::kInvalidArgument);
 }
 
 /// Leaves out what the target does not take at all, so that only that is asked which can be had.

@@ -71,7 +71,8 @@ std::string Script(const CLI::App& app, bool zsh) {
   Cases cases;
   cases.Add(app, "");
   constexpr const char* kScript = R"(_tensorbusctl() {{
-  local current="${{COMP_WORDS[COMP_CWORD]}}" flag="${{COMP_WORDS[COMP_CWORD-1]}}" path="" words="" i
+  local current="${{COMP_WORDS[COMP_CWORD]}}" flag="${{COMP_WORDS[COMP_CWORD-1]}}"
+  local path="" words="" i
   # --flag=value is three words to bash.
   if [ "$current" = "=" ]; then
     current=""

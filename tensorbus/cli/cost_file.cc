@@ -46,9 +46,8 @@ Result<std::vector<planner::TransportCost>> ParseCosts(std::string_view text) {
   for (std::size_t i = 0; i < list->size(); ++i) {
     auto cost = ParseCost((*list)[i]);
     if (!cost.ok()) return cost.status().Annotate(fmt::format("transport {}", i));
-    const bool known = std::any_of(costs.begin(), costs.end(), [&](const auto& other) {
-      return other.name == cost->name;
-    });
+    const bool known = std::any_of(costs.begin(), costs.end(),
+                                   [&](const auto& other) { return other.name == cost->name; });
     if (known) {
       return Status(Code::kInvalidArgument,
                     fmt::format("transport {}: '{}' is there already", i, cost->name),

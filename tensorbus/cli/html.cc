@@ -14,22 +14,30 @@ constexpr const char* kStyle = R"~(
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6e9ed; --soft: #9aa4af; --line: #343b44; --page: #14181d; --card: #1c2229;
           --ours: #6aa5e8; --peer: #7b8794; --ceiling: #3d4752; --good: #58c789; --bad: #ff8a80; } }
-body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
+body { margin: 0; background: var(--page); color: var(--ink);
+  font: 15px/1.5 system-ui, sans-serif; }
 main { max-width: 1080px; margin: 0 auto; padding: 32px 20px 60px; }
 h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 18px; margin: 40px 0 2px; }
 p.sub { color: var(--soft); margin: 0 0 16px; }
-.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px; margin: 0 0 18px; }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px;
+  margin: 0 0 18px; }
 .fact { background: var(--card); border-radius: 8px; padding: 10px 14px; }
 .fact b { display: block; font-size: 19px; font-variant-numeric: tabular-nums; }
 .fact span { color: var(--soft); font-size: 13px; }
 svg { width: 100%; height: auto; display: block; } svg text { fill: var(--ink); font-size: 13px; }
 svg text.soft { fill: var(--soft); font-size: 12px; }
 .scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; margin-top: 14px; }
-th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { color: var(--soft); font-weight: 600; font-size: 13px; } th:first-child, td:first-child { text-align: left; }
-td.ok { color: var(--good); } td.bad { color: var(--bad); } td.why { text-align: left; white-space: normal; color: var(--soft); }
-.legend { color: var(--soft); font-size: 13px; } .legend i { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin: 0 5px 0 14px; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums;
+  margin-top: 14px; }
+th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line);
+  white-space: nowrap; }
+th { color: var(--soft); font-weight: 600; font-size: 13px; }
+th:first-child, td:first-child { text-align: left; }
+td.ok { color: var(--good); } td.bad { color: var(--bad); }
+td.why { text-align: left; white-space: normal; color: var(--soft); }
+.legend { color: var(--soft); font-size: 13px; }
+.legend i { display: inline-block; width: 10px; height: 10px; border-radius: 2px;
+  margin: 0 5px 0 14px; }
 )~";
 
 }  // namespace

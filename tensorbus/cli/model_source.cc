@@ -31,11 +31,12 @@ Status NoSuchModel(const std::string& name, const std::string& manifests) {
   std::sort(known.begin(), known.end());
   planner::NearNames near(name);
   for (const std::string& other : known) near.Consider(other);
-  return {Code::kNotFound,
-          fmt::format("no model '{}'{}; a manifest is needed ({}), a folder of safetensors files or "
-                      "a config.json",
-                      name, planner::NearNames::Hint(near.Take()), fmt::join(known, ", ")),
-          Reason::kMalformed};
+  return {
+      Code::kNotFound,
+      fmt::format("no model '{}'{}; a manifest is needed ({}), a folder of safetensors files or "
+                  "a config.json",
+                  name, planner::NearNames::Hint(near.Take()), fmt::join(known, ", ")),
+      Reason::kMalformed};
 }
 
 /// What the names tell where there is no config.json: how many layers and experts there are.
@@ -90,7 +91,8 @@ Result<Manifest> LoadFile(const std::string& path) {
 Status CheckLayers(const Manifest& model) {
   const auto found = model.config.find("layers");
   if (found == model.config.end() || found->second <= 0) return {};
-  const auto layers = static_cast<std::uint64_t>(std::min<std::int64_t>(found->second, kMaxTensors));
+  const auto layers =
+      static_cast<std::uint64_t>(std::min<std::int64_t>(found->second, kMaxTensors));
   std::vector<bool> present(layers);
   for (const TensorSpec& spec : model.tensors) {
     const auto layer = planner::LayerOf(spec.name);

@@ -110,13 +110,14 @@ void PrintExplanation(const OrderedJson& explanation, std::ostream& out) {
                      explanation["dtype"].get<std::string>(), explanation["shape"].dump());
   for (const OrderedJson& op : explanation["ops"]) {
     const bool relayed = op.contains("relay_from");
-    out << fmt::format(
-        "  target {:>4} <- {} {:>4}  {:>11}  {:<10} {}  {}\n", op["target"].get<std::uint32_t>(),
-        relayed ? "target" : "source", op[relayed ? "relay_from" : "source"].get<std::uint32_t>(),
-        HumanBytes(op["bytes"].get<std::uint64_t>()),
-        op["local"].get<bool>() ? "local"
-                                : fmt::format("round {}", op["schedule_round"].get<std::uint32_t>()),
-        op["box"].dump(), op["why"].get<std::string>());
+    out << fmt::format("  target {:>4} <- {} {:>4}  {:>11}  {:<10} {}  {}\n",
+                       op["target"].get<std::uint32_t>(), relayed ? "target" : "source",
+                       op[relayed ? "relay_from" : "source"].get<std::uint32_t>(),
+                       HumanBytes(op["bytes"].get<std::uint64_t>()),
+                       op["local"].get<bool>()
+                           ? "local"
+                           : fmt::format("round {}", op["schedule_round"].get<std::uint32_t>()),
+                       op["box"].dump(), op["why"].get<std::string>());
   }
 }
 

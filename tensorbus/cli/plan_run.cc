@@ -106,7 +106,7 @@ class Planner {
       planner::NearNames near(options_.explain);
       for (const JobLayout::Tensor& tensor : tensors) near.Consider(tensor.spec.name);
       return Malformed(fmt::format("--explain: the target has no tensor of the name '{}'{}",
-                               options_.explain, planner::NearNames::Hint(near.Take())));
+                                   options_.explain, planner::NearNames::Hint(near.Take())));
     }
     (*json)["explain"] = ExplainToJson(report, static_cast<std::uint32_t>(found - tensors.begin()));
     PrintExplanation((*json)["explain"], err_);

@@ -10,8 +10,8 @@ namespace tensorbus::cli {
 /// What `tensorbusctl plan` was asked; empty strings were not given.
 struct PlanOptions {
   TransferOptions transfer;
-  std::string ops;       ///< file to write, one op a line
-  std::string explain;   ///< tensor to say more about
+  std::string ops;      ///< file to write, one op a line
+  std::string explain;  ///< tensor to say more about
   std::string costs;    ///< JSON file of transports' costs
   std::string html;     ///< page to write
   std::string relays = "off";

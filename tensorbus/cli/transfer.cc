@@ -89,7 +89,8 @@ class Reader {
     }
     if (!options_.source.empty()) return RunFiles();
     TB_ASSIGN_OR_RETURN(folder_, Folder());
-    const std::string path = options_.layouts.empty() ? folder_ + "/layouts.json" : options_.layouts;
+    const std::string path =
+        options_.layouts.empty() ? folder_ + "/layouts.json" : options_.layouts;
     TB_ASSIGN_OR_RETURN(const LayoutBook book, formats::ReadLayoutBook(path));
     if (!options_.model.empty()) return RunModel(book);
     TB_ASSIGN_OR_RETURN(const auto chosen, ChooseScenarios(book, options_.scenario));
@@ -127,9 +128,8 @@ class Reader {
     transfer.from = options_.from;
     transfer.to = options_.to;
     TB_ASSIGN_OR_RETURN(const Manifest manifest, LoadModel(options_.model, folder_));
-    for (const auto& [flag, said, layout] :
-         {std::tuple{"--from", &options_.from, &transfer.source},
-          std::tuple{"--to", &options_.to, &transfer.target}}) {
+    for (const auto& [flag, said, layout] : {std::tuple{"--from", &options_.from, &transfer.source},
+                                             std::tuple{"--to", &options_.to, &transfer.target}}) {
       auto use = planner::ParseTemplateUse(*said, book, manifest);
       if (!use.ok()) return use.status().Annotate(flag);
       TB_ASSIGN_OR_RETURN(*layout, ResolveSide(book, *use, manifest, flag));

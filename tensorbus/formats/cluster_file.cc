@@ -52,7 +52,8 @@ Result<std::vector<simulate::Seat>> ParseSeats(const Json& json, const char* key
           fmt::format("field '{}': a pair [node, device] is needed, not {}", key, Describe(item)));
     }
     simulate::Seat seat;
-    for (const auto& [number, place] : {std::pair{&item[0], &seat.node}, {&item[1], &seat.device}}) {
+    for (const auto& [number, place] :
+         {std::pair{&item[0], &seat.node}, {&item[1], &seat.device}}) {
       TB_ASSIGN_OR_RETURN(const std::uint64_t at,
                           AsUint(*number, fmt::format("field '{}'", key), kMaxRanks));
       *place = static_cast<std::uint32_t>(at);

@@ -140,8 +140,8 @@ class Reader {
   Status Count(const Holding& holding) {
     for (const RankBoxes& held : holding.ranks) box_count_ += held.boxes.size();
     if (box_count_ <= kMaxBoxesPerLayout) return {};
-    return {Code::kResourceExhausted,
-            fmt::format("more than {} boxes in all", kMaxBoxesPerLayout), Reason::kUnsupported};
+    return {Code::kResourceExhausted, fmt::format("more than {} boxes in all", kMaxBoxesPerLayout),
+            Reason::kUnsupported};
   }
 
   JobLayout layout_;
@@ -194,7 +194,8 @@ std::string WriteLayoutFile(const JobLayout& layout) {
                        {"shape", tensor.spec.shape.dims()},
                        {"boxes", std::move(boxes)}});
   }
-  return Json{{"format", kLayoutFormat}, {"ranks", layout.rank_count}, {"tensors", std::move(tensors)}}
+  return Json{
+      {"format", kLayoutFormat}, {"ranks", layout.rank_count}, {"tensors", std::move(tensors)}}
       .dump();
 }
 

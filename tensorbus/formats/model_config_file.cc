@@ -80,9 +80,10 @@ Status ReadDecoder(const Fields& fields, Numbers* numbers) {
   if (n.find("kv_heads") == n.end()) n["kv_heads"] = n["heads"];
   if (fields.Has("head_dim")) return fields.Take({"head_dim", "head_dim"}, numbers);
   if (n["heads"] <= 0 || n["hidden"] % n["heads"] != 0) {
-    return Malformed(fmt::format("field 'head_dim' is missing, and hidden_size {} does not divide "
-                                 "by num_attention_heads {}",
-                                 n["hidden"], n["heads"]));
+    return Malformed(
+        fmt::format("field 'head_dim' is missing, and hidden_size {} does not divide "
+                    "by num_attention_heads {}",
+                    n["hidden"], n["heads"]));
   }
   n["head_dim"] = n["hidden"] / n["heads"];
   return {};
@@ -162,9 +163,10 @@ Status ReadGptOss(const Fields& fields, ModelDescription* model) {
   TB_ASSIGN_OR_RETURN(const Json* quantization, fields.Object("quantization_config"));
   TB_ASSIGN_OR_RETURN(const std::string method, StringField(*quantization, "quant_method"));
   if (method != "mxfp4") {
-    return {Code::kUnimplemented,
-            fmt::format("field 'quantization_config': method '{}' is not supported; mxfp4 is", method),
-            Reason::kUnsupported};
+    return {
+        Code::kUnimplemented,
+        fmt::format("field 'quantization_config': method '{}' is not supported; mxfp4 is", method),
+        Reason::kUnsupported};
   }
   model->form = WeightForm::kMxfp4;
   return {};
@@ -182,14 +184,16 @@ Status ReadGemma3(const Fields& fields, ModelDescription* model) {
   TB_RETURN_IF_ERROR(Fields(decoder).Take({"inter", "intermediate_size"}, &n));
   TB_ASSIGN_OR_RETURN(const Json* tower, fields.Object("vision_config"));
   const Fields vision(*tower);
-  for (const Name& name : {Name{"vit_hidden", "hidden_size"}, Name{"vit_inter", "intermediate_size"},
-                           Name{"vit_layers", "num_hidden_layers"}}) {
+  for (const Name& name :
+       {Name{"vit_hidden", "hidden_size"}, Name{"vit_inter", "intermediate_size"},
+        Name{"vit_layers", "num_hidden_layers"}}) {
     TB_RETURN_IF_ERROR(vision.Take(name, &n));
   }
   TB_ASSIGN_OR_RETURN(const std::int64_t image, vision.Number("image_size"));
   TB_ASSIGN_OR_RETURN(const std::int64_t patch, vision.NumberOr("patch_size", kPatch));
   if (patch != kPatch || image < kPatch || image > 1 << 20)
-    return Malformed(fmt::format("field 'vision_config': patches of {} in images of {}", patch, image));
+    return Malformed(
+        fmt::format("field 'vision_config': patches of {} in images of {}", patch, image));
   n["vit_positions"] = (image / patch) * (image / patch);
   n["tied"] = 1;
   return {};
@@ -203,8 +207,8 @@ Status ReadQwen25Vl(const Fields& fields, ModelDescription* model) {
   n["qkv_bias"] = 1;
   TB_ASSIGN_OR_RETURN(const Json* tower, fields.Object("vision_config"));
   const Fields vision(*tower);
-  for (const Name& name : {Name{"vit_hidden", "hidden_size"}, Name{"vit_inter", "intermediate_size"},
-                           Name{"vit_layers", "depth"}}) {
+  for (const Name& name : {Name{"vit_hidden", "hidden_size"},
+                           Name{"vit_inter", "intermediate_size"}, Name{"vit_layers", "depth"}}) {
     TB_RETURN_IF_ERROR(vision.Take(name, &n));
   }
   return {};
@@ -214,12 +218,13 @@ Result<DType> ReadDtype(const Json& json) {
   for (const char* key : {"dtype", "torch_dtype"}) {
     if (!Fields(json).Has(key)) continue;
     TB_ASSIGN_OR_RETURN(const std::string text, AsString(json.at(key), key));
-    for (const auto& [name, dtype] : {std::pair{"bfloat16", DType::kBf16},
-                                      std::pair{"float16", DType::kF16},
-                                      std::pair{"float32", DType::kF32}}) {
+    for (const auto& [name, dtype] :
+         {std::pair{"bfloat16", DType::kBf16}, std::pair{"float16", DType::kF16},
+          std::pair{"float32", DType::kF32}}) {
       if (text == name) return dtype;
     }
-    return Malformed(fmt::format("field '{}': '{}'; bfloat16, float16 or float32 is needed", key, text));
+    return Malformed(
+        fmt::format("field '{}': '{}'; bfloat16, float16 or float32 is needed", key, text));
   }
   return DType::kBf16;
 }
@@ -241,11 +246,12 @@ Result<ModelDescription> ParseModelConfig(std::string_view text) {
     if (type == "gpt_oss") return ReadGptOss(fields, &model);
     if (type == "gemma3") return ReadGemma3(fields, &model);
     if (type == "qwen2_5_vl") return ReadQwen25Vl(fields, &model);
-    return {Code::kUnimplemented,
-            "not a family known here (llama, mistral, qwen2, qwen3, qwen3_moe, mixtral, "
-            "deepseek_v3, kimi_k2, gpt_oss, gemma3, qwen2_5_vl); name the folder of its safetensors "
-            "files instead",
-            Reason::kUnsupported};
+    return {
+        Code::kUnimplemented,
+        "not a family known here (llama, mistral, qwen2, qwen3, qwen3_moe, mixtral, "
+        "deepseek_v3, kimi_k2, gpt_oss, gemma3, qwen2_5_vl); name the folder of its safetensors "
+        "files instead",
+        Reason::kUnsupported};
   };
   const Status status = read();
   if (!status.ok()) return status.Annotate(fmt::format("model_type '{}'", type));

@@ -60,7 +60,8 @@ class Builder {
   void RefuseSize() {
     if (!status_.ok()) return;
     status_ = {Code::kResourceExhausted,
-               fmt::format("the model has more than {} tensors", kMaxTensors), Reason::kUnsupported};
+               fmt::format("the model has more than {} tensors", kMaxTensors),
+               Reason::kUnsupported};
   }
   bool failed() const { return !status_.ok(); }
   Result<std::vector<TensorSpec>> Finish() && {
@@ -87,8 +88,8 @@ void AddQkv(Builder& b, const std::string& layer, bool bias) {
   const std::uint64_t hidden = b.Need("hidden");
   const std::uint64_t dim = b.Need("head_dim");
   const std::uint64_t kv_rows = b.Need("kv_heads") * dim;
-  for (const auto& [name, rows] : {std::pair{"q", b.Need("heads") * dim}, std::pair{"k", kv_rows},
-                                   std::pair{"v", kv_rows}}) {
+  for (const auto& [name, rows] :
+       {std::pair{"q", b.Need("heads") * dim}, std::pair{"k", kv_rows}, std::pair{"v", kv_rows}}) {
     const std::string proj = fmt::format("{}self_attn.{}_proj.", layer, name);
     b.Add(proj + "weight", {rows, hidden});
     if (bias) b.Add(proj + "bias", {rows});
@@ -214,7 +215,8 @@ void AddGptOss(Builder& b, bool mxfp4) {
     b.Add(layer + "mlp.router.bias", {experts});
     const std::string block = layer + "mlp.experts.";
     if (mxfp4) {
-      b.Add(block + "gate_up_proj_blocks", {experts, 2 * inter, hidden / kMxfp4Block, 16}, DType::kU8);
+      b.Add(block + "gate_up_proj_blocks", {experts, 2 * inter, hidden / kMxfp4Block, 16},
+            DType::kU8);
       b.Add(block + "gate_up_proj_scales", {experts, 2 * inter, hidden / kMxfp4Block}, DType::kU8);
     } else {
       b.Add(block + "gate_up_proj", {experts, hidden, 2 * inter});

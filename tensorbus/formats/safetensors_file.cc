@@ -38,9 +38,9 @@ Result<Entry> ParseEntry(const std::string& name, Json json, std::uint64_t data_
     TB_ASSIGN_OR_RETURN(const std::uint64_t end,
                         AsUint((*pair)[1], "field 'data_offsets'", data_bytes));
     if (end < entry.begin || end - entry.begin != entry.spec.bytes()) {
-      return Malformed(fmt::format("field 'data_offsets': [{}, {}] is not {} bytes, which shape {} takes",
-                                   entry.begin, end, entry.spec.bytes(),
-                                   entry.spec.shape.ToString()));
+      return Malformed(
+          fmt::format("field 'data_offsets': [{}, {}] is not {} bytes, which shape {} takes",
+                      entry.begin, end, entry.spec.bytes(), entry.spec.shape.ToString()));
     }
     return {};
   };
@@ -64,8 +64,8 @@ Result<std::pair<std::string, std::uint64_t>> HeaderText(const std::string& path
   for (std::size_t i = length.size(); i-- > 0;)
     header_bytes = header_bytes << 8 | static_cast<unsigned char>(length[i]);
   if (header_bytes > kMaxSafetensorsHeaderBytes) {
-    return Malformed(fmt::format("{}: a header of {} bytes; at most {} are read", path, header_bytes,
-                                 kMaxSafetensorsHeaderBytes));
+    return Malformed(fmt::format("{}: a header of {} bytes; at most {} are read", path,
+                                 header_bytes, kMaxSafetensorsHeaderBytes));
   }
   if (header_bytes > file_bytes - length.size()) {
     return Malformed(fmt::format("{}: truncated: a header of {} bytes in a file of {}", path,
@@ -119,8 +119,8 @@ Result<std::vector<TensorSpec>> ReadIndexed(const std::string& folder, const std
     const auto missing = std::find_if(names.begin(), names.end(), [&](const std::string& name) {
       return seen.find(name) == seen.end();
     });
-    return Malformed(fmt::format("{}: {} is not in it, but the index says so", path,
-                                 QuotedTensor(*missing)));
+    return Malformed(
+        fmt::format("{}: {} is not in it, but the index says so", path, QuotedTensor(*missing)));
   }
   return tensors;
 }

@@ -137,7 +137,8 @@ TEST_F(PlanRunTest, ExplainsOneTensor) {
   EXPECT_EQ(json_["explain"]["ops"][0]["holders"], Json({0, 1}));
   EXPECT_THAT(json_["explain"]["ops"][0]["why"].get<std::string>(),
               HasSubstr("one of 2 holders, by load"));
-  options_.transfer.topology = Write("t.json", R"json({"nodes": [{"source": [1], "target": [0]}]})json");
+  options_.transfer.topology =
+      Write("t.json", R"json({"nodes": [{"source": [1], "target": [0]}]})json");
   ASSERT_EQ(Run(), 0);
   EXPECT_EQ(json_["explain"]["ops"][0]["why"], "the only one of 2 holders on its node");
   options_.transfer.topology = Write("t.json", R"json({"same_device": [[1, 0]]})json");
@@ -172,7 +173,8 @@ TEST_F(PlanRunTest, TopologyMakesCopiesLocal) {
 }
 
 TEST_F(PlanRunTest, APlanThatCannotBeExitsWithOneAndDetails) {
-  options_.transfer.target = Write("b.json", R"json({"format": "tensorbus-layout-1", "ranks": 1, "tensors": [
+  options_.transfer.target =
+      Write("b.json", R"json({"format": "tensorbus-layout-1", "ranks": 1, "tensors": [
     {"name": "aa", "dtype": "f32", "shape": [8], "boxes": [[[[2, 6]]]]}]})json");
   EXPECT_EQ(Run(), 1);
   EXPECT_EQ(json_["error"]["reason"], "unknown_tensor");
@@ -180,7 +182,8 @@ TEST_F(PlanRunTest, APlanThatCannotBeExitsWithOneAndDetails) {
   EXPECT_EQ(json_["error"]["candidates"], Json({"a"}));
 
   options_.transfer.target = Write("b.json", kTarget);
-  options_.transfer.source = Write("a.json", R"json({"format": "tensorbus-layout-1", "ranks": 2, "tensors": [
+  options_.transfer.source =
+      Write("a.json", R"json({"format": "tensorbus-layout-1", "ranks": 2, "tensors": [
     {"name": "a", "dtype": "f32", "shape": [8], "boxes": [[[[0, 3]]], [[[4, 8]]]]},
     {"name": "s", "dtype": "f32", "shape": [], "boxes": [[[]], []]}]})json");
   EXPECT_EQ(Run(), 1);

@@ -1,8 +1,7 @@
 #include "tensorbus/cli/table.h"
 
-#include <sstream>
-
 #include <gtest/gtest.h>
+#include <sstream>
 
 namespace tensorbus::cli {
 namespace {

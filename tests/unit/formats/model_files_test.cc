@@ -33,7 +33,9 @@ std::string FirstDifference(const std::vector<TensorSpec>& a, const std::vector<
              b[i].shape.ToString();
     }
   }
-  return a.size() == b.size() ? "" : "lengths " + std::to_string(a.size()) + " and " + std::to_string(b.size());
+  return a.size() == b.size()
+             ? ""
+             : "lengths " + std::to_string(a.size()) + " and " + std::to_string(b.size());
 }
 
 struct Known {
@@ -84,7 +86,8 @@ TEST(TensorsOf, RefusesNumbersThatCannotBe) {
   EXPECT_THAT(fault("layers", -1).message(), HasSubstr("'layers' is -1"));
   EXPECT_THAT(fault("hidden", 0).message(), HasSubstr("'hidden' is 0"));
   EXPECT_THAT(fault("heads", std::int64_t{1} << 40).message(), HasSubstr("'heads'"));
-  EXPECT_THAT(fault("layers", std::int64_t{1} << 31), IsStatus(Code::kResourceExhausted, Reason::kUnsupported));
+  EXPECT_THAT(fault("layers", std::int64_t{1} << 31),
+              IsStatus(Code::kResourceExhausted, Reason::kUnsupported));
   numbers["vocab"] = numbers["hidden"] = std::int64_t{1} << 31;  // 2^62 elements
   EXPECT_THAT(fault("layers", 1).message(), HasSubstr("tensor 'model.embed_tokens.weight'"));
   numbers.erase("vocab");
@@ -99,47 +102,60 @@ struct Published {
 
 TEST(ModelConfig, PublishedConfigsGiveTheManifests) {
   const Published all[] = {
-      {"llama-3.1-8b", R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096,
-        "intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8,
-        "vocab_size": 128256, "tie_word_embeddings": false, "attention_bias": false, "mlp_bias": false,
-        "rope_scaling": {"factor": 8.0}, "torch_dtype": "bfloat16"})"},
-      {"qwen3-8b", R"({"model_type": "qwen3", "hidden_size": 4096, "head_dim": 128, "intermediate_size": 12288,
-        "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8, "vocab_size": 151936,
-        "tie_word_embeddings": false, "attention_bias": false, "torch_dtype": "bfloat16"})"},
+      {"llama-3.1-8b",
+       R"({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096,
+        "intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": false,
+        "attention_bias": false, "mlp_bias": false, "rope_scaling": {"factor": 8.0},
+        "torch_dtype": "bfloat16"})"},
+      {"qwen3-8b",
+       R"({"model_type": "qwen3", "hidden_size": 4096, "head_dim": 128,
+        "intermediate_size": 12288, "num_attention_heads": 32, "num_hidden_layers": 36,
+        "num_key_value_heads": 8, "vocab_size": 151936, "tie_word_embeddings": false,
+        "attention_bias": false, "torch_dtype": "bfloat16"})"},
       {"qwen3-30b-a3b", R"({"model_type": "qwen3_moe", "hidden_size": 2048, "head_dim": 128,
-        "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
-        "decoder_sparse_step": 1, "mlp_only_layers": [], "num_attention_heads": 32, "num_hidden_layers": 48,
-        "num_key_value_heads": 4, "vocab_size": 151936, "tie_word_embeddings": false})"},
+        "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128,
+        "num_experts_per_tok": 8, "decoder_sparse_step": 1, "mlp_only_layers": [],
+        "num_attention_heads": 32, "num_hidden_layers": 48, "num_key_value_heads": 4,
+        "vocab_size": 151936, "tie_word_embeddings": false})"},
       {"qwen3-235b-a22b", R"({"model_type": "qwen3_moe", "hidden_size": 4096, "head_dim": 128,
-        "moe_intermediate_size": 1536, "num_experts": 128, "num_attention_heads": 64, "num_hidden_layers": 94,
-        "num_key_value_heads": 4, "vocab_size": 151936, "tie_word_embeddings": false})"},
-      {"mixtral-8x7b", R"({"model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336,
-        "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "num_local_experts": 8,
-        "vocab_size": 32000, "tie_word_embeddings": false, "sliding_window": null})"},
-      {"deepseek-v3-fp8", R"({"model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432,
-        "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1, "first_k_dense_replace": 3,
-        "num_attention_heads": 128, "num_key_value_heads": 128, "num_hidden_layers": 61,
-        "num_nextn_predict_layers": 1, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 129280,
-        "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}})"},
-      {"kimi-k2-fp8", R"({"model_type": "kimi_k2", "hidden_size": 7168, "intermediate_size": 18432,
-        "moe_intermediate_size": 2048, "n_routed_experts": 384, "n_shared_experts": 1, "first_k_dense_replace": 1,
-        "num_attention_heads": 64, "num_key_value_heads": 64, "num_hidden_layers": 61,
-        "num_nextn_predict_layers": 0, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64, "v_head_dim": 128, "vocab_size": 163840,
-        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}})"},
-      {"gpt-oss-120b-mxfp4", R"({"model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880,
-        "head_dim": 64, "num_attention_heads": 64, "num_key_value_heads": 8, "num_hidden_layers": 36,
-        "num_local_experts": 128, "vocab_size": 201088, "attention_bias": true,
-        "quantization_config": {"quant_method": "mxfp4"}})"},
+        "moe_intermediate_size": 1536, "num_experts": 128, "num_attention_heads": 64,
+        "num_hidden_layers": 94, "num_key_value_heads": 4, "vocab_size": 151936,
+        "tie_word_embeddings": false})"},
+      {"mixtral-8x7b", R"({"model_type": "mixtral", "hidden_size": 4096,
+        "intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 8, "num_local_experts": 8, "vocab_size": 32000,
+        "tie_word_embeddings": false, "sliding_window": null})"},
+      {"deepseek-v3-fp8",
+       R"({"model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432,
+        "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1,
+        "first_k_dense_replace": 3, "num_attention_heads": 128, "num_key_value_heads": 128,
+        "num_hidden_layers": 61, "num_nextn_predict_layers": 1, "q_lora_rank": 1536,
+        "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "vocab_size": 129280, "quantization_config": {"quant_method": "fp8", "fmt": "e4m3",
+        "weight_block_size": [128, 128]}})"},
+      {"kimi-k2-fp8", R"({"model_type": "kimi_k2", "hidden_size": 7168,
+        "intermediate_size": 18432, "moe_intermediate_size": 2048, "n_routed_experts": 384,
+        "n_shared_experts": 1, "first_k_dense_replace": 1, "num_attention_heads": 64,
+        "num_key_value_heads": 64, "num_hidden_layers": 61, "num_nextn_predict_layers": 0,
+        "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+        "v_head_dim": 128, "vocab_size": 163840, "quantization_config": {"quant_method": "fp8",
+        "weight_block_size": [128, 128]}})"},
+      {"gpt-oss-120b-mxfp4",
+       R"({"model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 2880,
+        "head_dim": 64, "num_attention_heads": 64, "num_key_value_heads": 8,
+        "num_hidden_layers": 36, "num_local_experts": 128, "vocab_size": 201088,
+        "attention_bias": true, "quantization_config": {"quant_method": "mxfp4"}})"},
       {"gemma-3-27b", R"({"model_type": "gemma3", "torch_dtype": "bfloat16",
         "text_config": {"hidden_size": 5376, "intermediate_size": 21504, "head_dim": 128,
-          "num_attention_heads": 32, "num_key_value_heads": 16, "num_hidden_layers": 62},
-        "vision_config": {"hidden_size": 1152, "intermediate_size": 4304, "image_size": 896, "patch_size": 14,
-          "num_attention_heads": 16, "num_hidden_layers": 27}})"},
-      {"qwen2.5-vl-7b", R"({"model_type": "qwen2_5_vl", "hidden_size": 3584, "intermediate_size": 18944,
-        "num_attention_heads": 28, "num_key_value_heads": 4, "num_hidden_layers": 28, "vocab_size": 152064,
-        "vision_config": {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 3584}})"},
+        "num_attention_heads": 32, "num_key_value_heads": 16, "num_hidden_layers": 62},
+        "vision_config": {"hidden_size": 1152, "intermediate_size": 4304, "image_size": 896,
+        "patch_size": 14, "num_attention_heads": 16, "num_hidden_layers": 27}})"},
+      {"qwen2.5-vl-7b",
+       R"({"model_type": "qwen2_5_vl", "hidden_size": 3584, "intermediate_size": 18944,
+        "num_attention_heads": 28, "num_key_value_heads": 4, "num_hidden_layers": 28,
+        "vocab_size": 152064, "vision_config": {"depth": 32, "hidden_size": 1280,
+        "intermediate_size": 3420, "out_hidden_size": 3584}})"},
   };
   for (const Published& published : all) {
     if (testing::LeftOut(PathOf(published.manifest))) continue;
@@ -156,9 +172,11 @@ TEST(ModelConfig, PublishedConfigsGiveTheManifests) {
 }
 
 TEST(ModelConfig, LeavesATiedHeadOut) {
-  ASSERT_OK_AND_ASSIGN(const ModelDescription model, ParseModelConfig(R"({"model_type": "qwen3", "hidden_size": 1024,
-    "head_dim": 128, "intermediate_size": 3072, "num_attention_heads": 16, "num_hidden_layers": 28,
-    "num_key_value_heads": 8, "vocab_size": 151936, "tie_word_embeddings": true})"));
+  ASSERT_OK_AND_ASSIGN(const ModelDescription model,
+                       ParseModelConfig(R"({"model_type": "qwen3", "hidden_size": 1024,
+        "head_dim": 128, "intermediate_size": 3072, "num_attention_heads": 16,
+        "num_hidden_layers": 28, "num_key_value_heads": 8, "vocab_size": 151936,
+        "tie_word_embeddings": true})"));
   ASSERT_OK_AND_ASSIGN(const Manifest made, ManifestOf("qwen3-0.6b", model));
   std::vector<TensorSpec> shipped = Shipped("qwen3-0.6b").tensors;
   ASSERT_EQ(shipped.back().name, "lm_head.weight");
@@ -170,18 +188,23 @@ TEST(ModelConfig, NamesTheFieldOfEachFault) {
   const auto fault = [](const char* text) { return ParseModelConfig(text).status(); };
   EXPECT_THAT(fault("[]").message(), HasSubstr("a model's config: an object"));
   EXPECT_THAT(fault("{}").message(), HasSubstr("'model_type' is missing"));
-  EXPECT_THAT(fault(R"({"model_type": "phi3"})"), IsStatus(Code::kUnimplemented, Reason::kUnsupported));
+  EXPECT_THAT(fault(R"({"model_type": "phi3"})"),
+              IsStatus(Code::kUnimplemented, Reason::kUnsupported));
   EXPECT_THAT(fault(R"({"model_type": "phi3"})").message(), HasSubstr("folder of its safetensors"));
-  EXPECT_THAT(fault(R"({"model_type": "llama"})").message(), HasSubstr("'num_hidden_layers' is missing"));
+  EXPECT_THAT(fault(R"({"model_type": "llama"})").message(),
+              HasSubstr("'num_hidden_layers' is missing"));
   EXPECT_THAT(fault(R"({"model_type": "llama", "num_hidden_layers": "2"})").message(),
               HasSubstr("'num_hidden_layers': a whole number"));
-  EXPECT_THAT(fault(R"({"model_type": "llama", "torch_dtype": "int3"})").message(), HasSubstr("'int3'"));
-  EXPECT_THAT(fault(R"({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 7, "num_attention_heads": 2,
-                        "vocab_size": 5})")
+  EXPECT_THAT(fault(R"({"model_type": "llama", "torch_dtype": "int3"})").message(),
+              HasSubstr("'int3'"));
+  EXPECT_THAT(fault(
+                  R"({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 7,
+        "num_attention_heads": 2, "vocab_size": 5})")
                   .message(),
               HasSubstr("'head_dim' is missing"));
-  EXPECT_THAT(fault(R"({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2,
-                        "vocab_size": 5, "attention_bias": true})")
+  EXPECT_THAT(fault(
+                  R"({"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8,
+        "num_attention_heads": 2, "vocab_size": 5, "attention_bias": true})")
                   .message(),
               HasSubstr("'attention_bias'"));
 }
@@ -206,8 +229,9 @@ class SafetensorsTest : public ::testing::Test {
 
 TEST_F(SafetensorsTest, ReadsTensorsInTheOrderOfTheirData) {
   const std::string path = Write("a.safetensors", R"({"__metadata__": {"format": "pt"},
-    "b": {"dtype": "F32", "shape": [2, 3], "data_offsets": [8, 32]},
-    "c": {"dtype": "BF16", "shape": [4], "data_offsets": [0, 8]}})", 32);
+        "b": {"dtype": "F32", "shape": [2, 3], "data_offsets": [8, 32]}, "c": {"dtype": "BF16",
+        "shape": [4], "data_offsets": [0, 8]}})",
+                                 32);
   ASSERT_OK_AND_ASSIGN(const auto tensors, ReadSafetensorsHeader(path));
   ASSERT_EQ(tensors.size(), 2U);
   EXPECT_EQ(tensors[0].name, "c");
@@ -223,14 +247,21 @@ TEST_F(SafetensorsTest, RefusesHostileHeaders) {
   EXPECT_THAT(fault(WriteLength("t", "{}", 3, 0)), HasSubstr("truncated"));
   EXPECT_THAT(fault(Write("j", "{", 0)), HasSubstr("not valid JSON"));
   EXPECT_THAT(fault(Write("k", "[]", 0)), HasSubstr("an object is needed"));
-  const auto entry = [&](const char* json) { return fault(Write("e", std::string("{\"a\": ") + json + "}", 8)); };
+  const auto entry = [&](const char* json) {
+    return fault(Write("e", std::string("{\"a\": ") + json + "}", 8));
+  };
   EXPECT_THAT(entry("3"), HasSubstr("tensor 'a': an object"));
-  EXPECT_THAT(entry(R"({"dtype": "F31", "shape": [2], "data_offsets": [0, 8]})"), HasSubstr("'dtype'"));
-  EXPECT_THAT(entry(R"({"dtype": "F32", "shape": [2], "data_offsets": [0, 9]})"), HasSubstr("more than 8"));
-  EXPECT_THAT(entry(R"({"dtype": "F32", "shape": [2], "data_offsets": [4, 8]})"), HasSubstr("is not 8 bytes"));
-  EXPECT_THAT(entry(R"({"dtype": "F32", "shape": [2], "data_offsets": [8, 0]})"), HasSubstr("is not 8 bytes"));
-  EXPECT_THAT(entry(R"({"dtype": "F32", "shape": [4294967296, 4294967296], "data_offsets": [0, 8]})"),
-              HasSubstr("'shape'"));
+  EXPECT_THAT(entry(R"({"dtype": "F31", "shape": [2], "data_offsets": [0, 8]})"),
+              HasSubstr("'dtype'"));
+  EXPECT_THAT(entry(R"({"dtype": "F32", "shape": [2], "data_offsets": [0, 9]})"),
+              HasSubstr("more than 8"));
+  EXPECT_THAT(entry(R"({"dtype": "F32", "shape": [2], "data_offsets": [4, 8]})"),
+              HasSubstr("is not 8 bytes"));
+  EXPECT_THAT(entry(R"({"dtype": "F32", "shape": [2], "data_offsets": [8, 0]})"),
+              HasSubstr("is not 8 bytes"));
+  EXPECT_THAT(
+      entry(R"({"dtype": "F32", "shape": [4294967296, 4294967296], "data_offsets": [0, 8]})"),
+      HasSubstr("'shape'"));
   EXPECT_THAT(entry(R"({"dtype": "F32", "shape": [1,1,1,1,1,1,1,1,1], "data_offsets": [0, 4]})"),
               HasSubstr("9 dimensions"));
 }
@@ -238,23 +269,27 @@ TEST_F(SafetensorsTest, RefusesHostileHeaders) {
 TEST_F(SafetensorsTest, AFolderIsItsIndexOrAllItsFiles) {
   const char* one = R"({"a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}})";
   const char* two = R"({"b": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]}})";
-  EXPECT_THAT(ReadSafetensorsFolder(folder_.path()).status().message(), HasSubstr("no *.safetensors"));
+  EXPECT_THAT(ReadSafetensorsFolder(folder_.path()).status().message(),
+              HasSubstr("no *.safetensors"));
   Write("1.safetensors", one, 2);
   Write("2.safetensors", two, 3);
   ASSERT_OK_AND_ASSIGN(const auto all, ReadSafetensorsFolder(folder_.path()));
   ASSERT_EQ(all.size(), 2U);
   EXPECT_EQ(all[1].name, "b");
   Write("3.safetensors", one, 2);
-  EXPECT_THAT(ReadSafetensorsFolder(folder_.path()).status().message(), HasSubstr("'a' is in both"));
+  EXPECT_THAT(ReadSafetensorsFolder(folder_.path()).status().message(),
+              HasSubstr("'a' is in both"));
   const auto index = [&](const char* map) {
-    std::ofstream(folder_.path() + "/model.safetensors.index.json") << "{\"weight_map\": " << map << "}";
+    std::ofstream(folder_.path() + "/model.safetensors.index.json")
+        << "{\"weight_map\": " << map << "}";
     return ReadSafetensorsFolder(folder_.path());
   };
   ASSERT_OK_AND_ASSIGN(const auto listed, index(R"({"b": "2.safetensors"})"));
   ASSERT_EQ(listed.size(), 1U);
   EXPECT_EQ(listed[0].name, "b");
   EXPECT_THAT(index(R"({"a": "2.safetensors"})").status().message(), HasSubstr("'a' is not in it"));
-  EXPECT_THAT(index(R"({"a": "../2.safetensors"})").status().message(), HasSubstr("plain file name"));
+  EXPECT_THAT(index(R"({"a": "../2.safetensors"})").status().message(),
+              HasSubstr("plain file name"));
   EXPECT_THAT(index(R"({"a": 3})").status().message(), HasSubstr("'a'"));
   EXPECT_THAT(index("3").status().message(), HasSubstr("'weight_map'"));
 }
