@@ -3,7 +3,8 @@
 //   plan         from two layouts to the ops of all ranks, and what the certificate adds
 //   own_part     the ops of one agent's eight sources, and of another's eight targets, each with
 //                its certificate, given the class-level plan
-//   replan       all ops once more after a source is lost, given what matching found out
+//   replan       all ops once more after a source is lost, given what matching found out; and the
+//                same with relays
 //   naive        the same ops by nested loops over ranks, tensors and boxes, first holder wins: no
 //                balance, rounds, routes or digest. A baseline, of no use otherwise
 //
@@ -131,21 +132,20 @@ void TargetsPart(benchmark::State& state, const Scenario* scenario) {
 }
 
 /// A source whose bytes others hold too, or none: then nothing can be planned without it.
-std::optional<std::uint32_t> Expendable(const Case& c, const LayoutMatch& match) {
+std::optional<std::uint32_t> Expendable(const Case& c, const LayoutMatch& match, bool relays) {
   for (std::uint32_t rank = 0; rank < c.source.rank_count; ++rank) {
-    PlanOptions options;
-    options.lost.sources = {rank};
+    const PlanOptions options = {.relays = relays, .lost = {.sources = {rank}, .targets = {}}};
     if (BuildClassPlan(match, c.topology, nullptr, options).ok()) return rank;
   }
   return std::nullopt;
 }
 
 /// Without a source that others can stand in for, else without a target.
-void Replan(benchmark::State& state, const Scenario* scenario) {
+void Replan(benchmark::State& state, const Scenario* scenario, bool relays) {
   const Case& c = CaseOf(*scenario);
-  const LayoutMatch match = MatchLayouts(c.source, c.target, {}, nullptr).value();
-  PlanOptions options;
-  if (const auto source = Expendable(c, match)) {
+  PlanOptions options = {.relays = relays};
+  const LayoutMatch match = MatchLayouts(c.source, c.target, options, nullptr).value();
+  if (const auto source = Expendable(c, match, relays)) {
     options.lost.sources = {*source};
     state.SetLabel("without a source");
   } else {
@@ -158,6 +158,13 @@ void Replan(benchmark::State& state, const Scenario* scenario) {
     state.SetIterationTime(Now() - begin);
     TB_CHECK(CheckPlan(c.source, c.target, c.topology, plan, options.lost).ok());
   }
+}
+
+void ReplanDirect(benchmark::State& state, const Scenario* scenario) {
+  Replan(state, scenario, false);
+}
+void ReplanRelays(benchmark::State& state, const Scenario* scenario) {
+  Replan(state, scenario, true);
 }
 
 using BoxesByName = std::unordered_map<std::string_view, const std::vector<Box>*>;
@@ -218,7 +225,8 @@ void RegisterAll() {
       {"plan", PlanAll},
       {"own_part/sources", SourcesPart},
       {"own_part/targets", TargetsPart},
-      {"replan", Replan},
+      {"replan/direct", ReplanDirect},
+      {"replan/relays", ReplanRelays},
       {"naive", Naive}};
   for (const Scenario& scenario : Book().scenarios) {
     for (const auto& [name, run] : runs) {
