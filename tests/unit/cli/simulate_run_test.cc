@@ -93,6 +93,15 @@ TEST_F(SimulateRunTest, RelaysAutoTakesWhatIsPredictedToTakeLess) {
   EXPECT_EQ(json_["relays"], "off");
 }
 
+/// The rates of these relays change each other many times. Once each change was an event of its own,
+/// and the prediction did not end.
+TEST_F(SimulateRunTest, RelaysThatFeedEachOtherEnd) {
+  options_.transfer.scenario = "S04";
+  options_.relays = "on";
+  ASSERT_EQ(Run(), 0) << err_;
+  EXPECT_LE(json_["ratio"].get<double>(), 1.1);
+}
+
 TEST_F(SimulateRunTest, WritesAPageThatSaysItIsAPrediction) {
   options_.html = folder_.Join("page.html");
   ASSERT_EQ(Run(), 0);

@@ -97,5 +97,13 @@ TEST(AssignRounds, OneBusyTargetAmongManyRanksNeedsNoHugeTable) {
   EXPECT_EQ(std::set<std::uint32_t>(rounds.begin(), rounds.end()).size(), traffic.size());
 }
 
+TEST(BalanceByNode, GivesWhatStaysOnItsNodeToThoseWithLittleToSendAfar) {
+  const std::vector<Supply> far = {{{0}, 100}};
+  const std::vector<Supply> near = {{{0, 1}, 100}};
+  const NodeShares shares = BalanceByNode(far, near, 2);
+  EXPECT_EQ(shares.far, (std::vector<std::vector<std::uint64_t>>{{100}}));
+  EXPECT_EQ(shares.near, (std::vector<std::vector<std::uint64_t>>{{0, 100}}));
+}
+
 }  // namespace
 }  // namespace tensorbus::planner

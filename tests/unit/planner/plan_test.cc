@@ -317,6 +317,16 @@ TEST(BuildPlan, BalancesWhatLeavesTheNodesByItself) {
   EXPECT_EQ(least, 8U << 20);  // into target 1
 }
 
+TEST(FiguresOf, LostTargetsNeedNothing) {
+  const std::vector<TensorSpec> specs = {{"a", DType::kU8, MakeShape({64})}};
+  const JobLayout source = Whole(1, {64}, specs);
+  const JobLayout target = Whole(3, {64}, specs);
+  const PlanOptions options = {.relays = false, .lost = {.sources = {}, .targets = {2}}};
+  ASSERT_OK_AND_ASSIGN(const Plan plan, BuildPlan(source, target, {}, nullptr, options));
+  ASSERT_OK_AND_ASSIGN(const PlanFigures figures, FiguresOf(source, target, {}, plan));
+  EXPECT_EQ(figures.lower_bound_bytes, 128U);  // the one source sends to two
+}
+
 TEST(LeastPortBytes, CountsWhatEachNodeLacks) {
   const std::vector<TensorSpec> specs = {{"a", DType::kU8, MakeShape({64})}};
   const JobLayout rows = Rows(4, {64}, specs);  // 16 bytes a source
@@ -338,6 +348,13 @@ TEST(LeastPortBytes, CountsWhatEachNodeLacks) {
   ASSERT_OK_AND_ASSIGN(const std::uint64_t chain,
                        LeastPortBytes(one, two, topology, {.relays = true}));
   EXPECT_EQ(chain, 64U);
+  // Two on the other node share what comes in; target 0 still passes all of it on.
+  topology.nodes = {{{0}, {0}}, {{}, {1, 2}}};
+  ASSERT_OK_AND_ASSIGN(
+      const std::uint64_t out,
+      LeastPortBytes(one, Whole(3, {64}, specs), topology, {.relays = true}));
+  EXPECT_EQ(out, 64U);
+  topology.nodes = {{{0}, {0}}, {{}, {1}}};
   topology.same_device = {{0, 0}, {0, 1}};
   ASSERT_OK_AND_ASSIGN(const std::uint64_t none, LeastPortBytes(one, two, topology));
   EXPECT_EQ(none, 0U);

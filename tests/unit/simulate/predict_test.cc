@@ -82,9 +82,8 @@ TEST(Predict, BytesInsideADomainDoNotCountForTheNic) {
   EXPECT_LE(made.seconds, made.bounds[0].seconds * 1.05);
 }
 
-/// Relays on two nodes whose chains feed each other: the prediction ends, and near its bound. Once
-/// each of the many small changes of rates was an event of its own, and it never did.
-TEST(Predict, ManyRelaysAreAFewEvents) {
+/// Relays on two nodes whose chains feed each other.
+TEST(Predict, RelaysOnTwoNodesAreBoundByWhatEntersOverEachRail) {
   const Cluster cluster = Shipped("h100-8x400g");
   const JobLayout source = Rows(8, kRows);
   const JobLayout target = Whole(16, kRows);
