@@ -1,5 +1,6 @@
 #include "tensorbus/base/log.h"
 
+#include <algorithm>
 #include <memory>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
@@ -31,6 +32,11 @@ spdlog::logger& Logger() {
   return *logger;
 }
 
+/// What a terminal may act on: names come from other processes.
+bool IsControl(char c) {
+  return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
+}
+
 }  // namespace
 
 void InitLog(std::string_view component, LogLevel level) {
@@ -58,13 +64,17 @@ void WriteLog(LogLevel level, std::string_view line) {
 }
 
 std::string LogValue(std::string_view value) {
-  if (!value.empty() && value.find_first_of(" \"=\n") == std::string_view::npos)
-    return std::string(value);
+  const bool plain = std::none_of(value.begin(), value.end(), [](char c) {
+    return IsControl(c) || c == ' ' || c == '"' || c == '=';
+  });
+  if (!value.empty() && plain) return std::string(value);
   std::string out = "\"";
   for (const char c : value) {
     if (c == '"' || c == '\\') out += '\\';
     if (c == '\n') {
       out += "\\n";
+    } else if (IsControl(c)) {
+      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
     } else {
       out += c;
     }

@@ -20,7 +20,7 @@ Result<LogLevel> ParseLogLevel(std::string_view text);
 namespace internal {
 bool LogEnabled(LogLevel level);
 void WriteLog(LogLevel level, std::string_view line);
-/// The value as it stands in a log line: quoted when it has a blank, a quote or an equals sign.
+/// As it stands in a log line: quoted if it has a blank, quote, `=` or (escaped) control character.
 std::string LogValue(std::string_view value);
 }  // namespace internal
 

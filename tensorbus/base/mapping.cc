@@ -1,14 +1,24 @@
 #include "tensorbus/base/mapping.h"
 
 #include <cerrno>
+#include <chrono>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <limits>
 #include <string>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <thread>
 
 namespace tensorbus {
+namespace {
+
+/// Signals interrupt populating, and the kernel may be short of something for a moment. Pages that
+/// are there stay, so every attempt gets further.
+constexpr int kPopulateAttempts = 1000;
+constexpr std::chrono::milliseconds kPopulatePause{1};
+
+}  // namespace
 
 Mapping::Mapping(Mapping&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
@@ -63,13 +73,13 @@ Status TouchPages(std::span<std::byte> memory) {
   const auto end =
       (reinterpret_cast<std::uintptr_t>(memory.data()) + memory.size() + page - 1) & ~(page - 1);
   int error = 0;
-  do {
-    error = ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE) == 0
-                ? 0
-                : errno;
-  } while (error == EINTR || error == EAGAIN);
-  if (error == 0) return {};
-  if (error == EINVAL) return {};  // a kernel before 5.14: pages come on first touch instead
+  for (int attempt = 0; attempt < kPopulateAttempts; ++attempt) {
+    if (::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE) == 0) return {};
+    error = errno;
+    if (error == EINVAL) return {};  // a kernel before 5.14: pages come on first touch instead
+    if (error != EINTR && error != EAGAIN) break;
+    if (error == EAGAIN) std::this_thread::sleep_for(kPopulatePause);
+  }
   return Status(Code::kResourceExhausted,
                 fmt::format("not enough memory behind {} bytes of shared memory", memory.size()),
                 Reason::kOutOfMemory, error);

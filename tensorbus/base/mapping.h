@@ -45,10 +45,10 @@ class Mapping {
 /// only.
 Result<UniqueFd> CreateMemfd(std::string_view name, std::uint64_t bytes);
 
-/// Writes one byte of every page so that later access takes no fault; keeps the contents.
-///
-/// Errors: kResourceExhausted (kOutOfMemory) when there are not enough pages; asked of the kernel
-/// first (MADV_POPULATE_WRITE), so no SIGBUS.
+/// Asks the kernel for every page (MADV_POPULATE_WRITE), so that later access takes no fault; keeps
+/// the contents. Kernels before 5.14 cannot be asked: there it does nothing.
+/// Errors: kResourceExhausted (kOutOfMemory) when there are not enough pages, never a SIGBUS; when
+/// the kernel puts it off for longer than a second.
 Status TouchPages(std::span<std::byte> memory);
 
 }  // namespace tensorbus

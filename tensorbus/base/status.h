@@ -79,7 +79,7 @@ class [[nodiscard]] Status {
   Code code() const { return code_; }
   Reason reason() const { return reason_; }
   Scope scope() const { return ScopeOf(reason_); }
-  /// errno or a vendor's code, 0 if none; for the log.
+  /// errno, a vendor's code or what the reason says (transport/route_check.h); 0 if none.
   std::int64_t native() const { return native_; }
   const std::string& message() const { return message_; }
 
