@@ -39,8 +39,12 @@ Result<std::string> Gunzip(const std::string& data) {
     text.resize(text.size() - stream.avail_out);
     if (text.size() > kMaxTextBytes)
       return Malformed(fmt::format("gzip: holds more than {} bytes", kMaxTextBytes));
-    if (status == Z_STREAM_END) return text;
-    if (status != Z_OK) return Malformed("gzip: damaged or truncated");
+    if (status == Z_STREAM_END) {
+      if (stream.avail_in == 0) return text;
+      inflateReset(&stream);  // what follows is one more member
+    } else if (status != Z_OK) {
+      return Malformed("gzip: damaged or truncated");
+    }
   }
 }
 

@@ -171,6 +171,16 @@ TEST_F(TextFile, ReadsPlainAndGzipped) {
   EXPECT_EQ(plain, zipped);
 }
 
+TEST_F(TextFile, ReadsEveryMemberOfAGzipFile) {
+  const std::string text = kGood;
+  const std::string half = Gzip(text.substr(0, 40));
+  ASSERT_OK_AND_ASSIGN(const std::string read,
+                       ReadText(Write("two.gz", half + Gzip(text.substr(40)))));
+  EXPECT_EQ(read, text);
+  EXPECT_THAT(ReadText(Write("trash.gz", half + "trash")).status().message(),
+              HasSubstr("trash.gz: gzip: damaged or truncated"));
+}
+
 TEST_F(TextFile, NamesThePathOfWhatCannotBeRead) {
   EXPECT_THAT(ReadText(folder_ / "none").status().message(), HasSubstr("none"));
   EXPECT_EQ(ReadText(folder_ / "none").status().code(), Code::kNotFound);
