@@ -1,10 +1,10 @@
 #include <algorithm>
-#include <charconv>
 #include <fmt/format.h>
 
 #include "agent/receipts.h"
 #include "agent/session.h"
 #include "tensorbus/rpc/convert.h"
+#include "tensorbus/transport/route_check.h"
 
 // The middle of a session: from Go to the receipts of every target rank, and the sources' Finish.
 namespace tensorbus::agent {
@@ -24,16 +24,6 @@ std::string EndpointOf(const SessionParticipant& participant, std::string_view t
     if (endpoint.compare(0, scheme.size(), scheme) == 0) return endpoint;
   }
   return participant.endpoints.empty() ? std::string() : participant.endpoints.front();
-}
-
-/// The block's number in a transport's message ("block 17: …"); only ever used to word a message.
-std::int64_t BlockNumberIn(const std::string& message) {
-  const std::size_t at = message.find("block ");
-  if (at == std::string::npos) return -1;
-  std::int64_t number = -1;
-  const char* begin = message.data() + at + 6;
-  if (std::from_chars(begin, message.data() + message.size(), number).ec != std::errc()) return -1;
-  return number;
 }
 
 }  // namespace
@@ -211,12 +201,8 @@ Status Session::BlockFault(const TargetPart& part, const BoundRoute& route,
 
 Status Session::NameFault(const TargetPart& part, const BoundRoute& route,
                           const Status& failure) const {
-  if (failure.reason() == Reason::kChecksumMismatch) {
-    const std::int64_t block = BlockNumberIn(failure.message());
-    if (block >= 0 && static_cast<std::size_t>(block) < route.blocks.size()) {
-      return BlockFault(part, route, static_cast<std::size_t>(block));
-    }
-  }
+  const std::optional<std::uint32_t> block = transport::MismatchedBlock(failure);
+  if (block.has_value() && *block < route.blocks.size()) return BlockFault(part, route, *block);
   return failure.Annotate(fmt::format("{}/{} rank {} to {}", spec_.channel, spec_.source_job,
                                       route.source_rank, part.rank->Name()));
 }

@@ -87,34 +87,14 @@ Status CheckEndsMatch(const RouteKey& key, const RouteEnd& source, const RouteEn
   return {};
 }
 
-Status CheckResult(const RouteKey& key, const RouteEnd& target, const PullResult& result,
-                   Proof proof) {
-  const std::size_t blocks = target.blocks.size();
-  if (result.source.blocks.size() != blocks || result.target.blocks.size() != blocks) {
-    return {Code::kDataLoss,
-            fmt::format("{}: receipts for {} and {} of {} blocks", RouteName(key),
-                        result.source.blocks.size(), result.target.blocks.size(), blocks),
-            Reason::kChecksumMismatch};
-  }
-  for (std::size_t i = 0; i < blocks; ++i) {
-    const auto index = static_cast<std::uint32_t>(i);
-    const DigestSum& from = result.source.blocks[i];
-    const DigestSum& to = result.target.blocks[i];
-    if (from.bytes != target.blocks[i].bytes() || to.bytes != from.bytes) {
-      return BlockMismatch(key, index,
-                           fmt::format("{} and {} of {} bytes accounted for", from.bytes, to.bytes,
-                                       target.blocks[i].bytes()));
-    }
-    if (proof >= Proof::kReadback && from != to) {
-      return BlockMismatch(key, index, "source and target sums differ");
-    }
-  }
-  return {};
-}
-
 Status BlockMismatch(const RouteKey& key, std::uint32_t block, const std::string& detail) {
   return {Code::kDataLoss, fmt::format("{} block {}: {}", RouteName(key), block, detail),
-          Reason::kChecksumMismatch};
+          Reason::kChecksumMismatch, std::int64_t{block} + 1};
+}
+
+std::optional<std::uint32_t> MismatchedBlock(const Status& status) {
+  if (status.reason() != Reason::kChecksumMismatch || status.native() <= 0) return std::nullopt;
+  return static_cast<std::uint32_t>(status.native() - 1);
 }
 
 }  // namespace tensorbus::transport

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "tensorbus/base/status.h"
@@ -23,13 +24,10 @@ Status CheckEnd(const RouteEnd& end);
 /// difference.
 Status CheckEndsMatch(const RouteKey& key, const RouteEnd& source, const RouteEnd& target);
 
-/// What the caller of Pull() can check about a result without trusting the transport: a sum per
-/// block, every byte counted, and (from kReadback on) both receipts equal. Error:
-/// kDataLoss/kChecksumMismatch naming the block.
-Status CheckResult(const RouteKey& key, const RouteEnd& target, const PullResult& result,
-                   Proof proof);
-
-/// The failure of a block whose two sums differ.
+/// The failure of a block whose two sums differ; carries the block's index for MismatchedBlock().
 Status BlockMismatch(const RouteKey& key, std::uint32_t block, const std::string& detail);
+/// The block that a kChecksumMismatch of a transport is about; none for other failures, or if the
+/// fault cannot be laid on one block.
+std::optional<std::uint32_t> MismatchedBlock(const Status& status);
 
 }  // namespace tensorbus::transport

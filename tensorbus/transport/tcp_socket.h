@@ -75,7 +75,6 @@ class OutBuffer {
  public:
   void Append(std::span<const std::byte> bytes);
   bool empty() const { return sent_ == bytes_.size(); }
-  std::size_t size() const { return bytes_.size() - sent_; }
   /// Sends what the socket takes. `more` follows at once: the system may wait for it.
   Transfer Flush(int fd, bool more);
 

@@ -335,11 +335,9 @@ bool TargetStream::CheckArrived(const PullWindow& window, const Trailer& trailer
   if (trailer.checksum == checksum_.Finish()) return true;
   TcpPull& pull = *window.pull;
   pull.state.Fail(
-      Status(Code::kDataLoss,
-             fmt::format("{} block {}: bytes {} to {} of the route changed on their way from {}",
-                         RouteName(pull.state.key()), pull.map.BlockAt(window.first), window.first,
-                         window.first + window.count, peer_.endpoint()),
-             Reason::kChecksumMismatch));
+      BlockMismatch(pull.state.key(), static_cast<std::uint32_t>(pull.map.BlockAt(window.first)),
+                    fmt::format("bytes {} to {} of the route changed on their way from {}",
+                                window.first, window.first + window.count, peer_.endpoint())));
   return false;
 }
 

@@ -1,6 +1,9 @@
 #include "tests/conformance/routes.h"
 
 #include <cstring>
+#include <fmt/format.h>
+
+#include "tensorbus/transport/route_check.h"
 
 #include "tests/testing/test_capability.h"
 
@@ -97,6 +100,31 @@ TestRoute FlatRoute(Random& random, std::size_t count, std::uint64_t bytes) {
     }
   }
   return route;
+}
+
+Status CheckResult(const RouteKey& key, const RouteEnd& target, const PullResult& result,
+                   Proof proof) {
+  const std::size_t blocks = target.blocks.size();
+  if (result.source.blocks.size() != blocks || result.target.blocks.size() != blocks) {
+    return {Code::kDataLoss,
+            fmt::format("{}: receipts for {} and {} of {} blocks", RouteName(key),
+                        result.source.blocks.size(), result.target.blocks.size(), blocks),
+            Reason::kChecksumMismatch};
+  }
+  for (std::size_t i = 0; i < blocks; ++i) {
+    const auto index = static_cast<std::uint32_t>(i);
+    const DigestSum& from = result.source.blocks[i];
+    const DigestSum& to = result.target.blocks[i];
+    if (from.bytes != target.blocks[i].bytes() || to.bytes != from.bytes) {
+      return BlockMismatch(key, index,
+                           fmt::format("{} and {} of {} bytes accounted for", from.bytes, to.bytes,
+                                       target.blocks[i].bytes()));
+    }
+    if (proof >= Proof::kReadback && from != to) {
+      return BlockMismatch(key, index, "source and target sums differ");
+    }
+  }
+  return {};
 }
 
 }  // namespace tensorbus::transport

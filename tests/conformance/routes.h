@@ -31,4 +31,10 @@ TestRoute RandomRoute(testing::Random& random, std::size_t count, std::uint64_t 
 /// `count` one-dimensional blocks of `bytes` bytes with random content.
 TestRoute FlatRoute(testing::Random& random, std::size_t count, std::uint64_t bytes);
 
+/// What the caller of Pull() can check about a result without trusting the transport: a sum per
+/// block, every byte counted, and (from kReadback on) both receipts equal. Error:
+/// kDataLoss/kChecksumMismatch naming the block.
+Status CheckResult(const RouteKey& key, const RouteEnd& target, const PullResult& result,
+                   Proof proof);
+
 }  // namespace tensorbus::transport
