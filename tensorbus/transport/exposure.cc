@@ -1,8 +1,14 @@
 #include "tensorbus/transport/exposure.h"
 
+#include "tensorbus/base/log.h"
 #include "tensorbus/transport/route_check.h"
 
 namespace tensorbus::transport {
+namespace {
+
+constexpr Nanos kTooLong = std::chrono::seconds(10);
+
+}  // namespace
 
 bool AccessGate::Enter() {
   const MutexLock lock(mutex_);
@@ -19,7 +25,13 @@ void AccessGate::Leave() {
 void AccessGate::CloseAndWait() {
   const MutexLock lock(mutex_);
   closed_ = true;
-  while (inside_ != 0) idle_.Wait(mutex_);
+  const TimePoint begin = std::chrono::steady_clock::now();
+  for (int said = 1; inside_ != 0;) {
+    if (idle_.WaitUntil(mutex_, begin + said * kTooLong) || inside_ == 0) continue;
+    Log(LogLevel::kError, "memory_still_read",
+        {{"readers", inside_}, {"seconds", Seconds(said * kTooLong)}});
+    ++said;
+  }
 }
 
 Exposure::Exposure(RouteEnd source)

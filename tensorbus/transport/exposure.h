@@ -17,7 +17,9 @@ class AccessGate {
   /// False once closed.
   bool Enter();
   void Leave();
-  /// Lets nobody in any more and returns when everybody left. Not from inside.
+  /// Lets nobody in any more and returns when everybody left. Not from inside. Says in the log,
+  /// again and again, when that takes longer than it should: returning before would free what is
+  /// read.
   void CloseAndWait();
 
  private:

@@ -9,7 +9,7 @@ namespace tensorbus::transport {
 void PeerLog::Write(std::string_view event, const Status& why) {
   const std::optional<std::uint64_t> held_back = Admit(Clock::Real().Now());
   if (!held_back.has_value()) return;
-  Log(LogLevel::kWarn, event, {{"why", why}, {"held_back", *held_back}});
+  Log(LogLevel::kWarn, event, {{"error", why}, {"held_back", *held_back}});
 }
 
 std::optional<std::uint64_t> PeerLog::Admit(TimePoint now) {

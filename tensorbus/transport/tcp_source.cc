@@ -25,7 +25,10 @@ SourceConnection::~SourceConnection() {
 
 void SourceConnection::Start() {
   interest_ = EPOLLIN;
-  if (!loop_.Watch(fd_.get(), interest_, shared_from_this()).ok()) return;
+  if (const Status status = loop_.Watch(fd_.get(), interest_, shared_from_this()); !status.ok()) {
+    context_.log.Write("tcp_connection_dropped", status);
+    return fd_.reset();  // the peer sees the end of it
+  }
   const auto when = std::chrono::steady_clock::now() + context_.options.handshake_timeout;
   handshake_timer_ = loop_.RunAt(when, [weak = weak_from_this()] {
     if (const auto self = weak.lock()) {

@@ -49,7 +49,7 @@ class Listener final : public IoHandler, public std::enable_shared_from_this<Lis
 
   void Start() {
     const Status status = loops_[0]->Watch(fd_.get(), EPOLLIN, shared_from_this());
-    if (!status.ok()) Log(LogLevel::kError, "tcp_listen_failed", {{"why", status}});
+    if (!status.ok()) Log(LogLevel::kError, "tcp_listen_failed", {{"error", status}});
   }
 
   void OnReady(std::uint32_t) override {
@@ -58,11 +58,11 @@ class Listener final : public IoHandler, public std::enable_shared_from_this<Lis
       if (!accepted.ok()) return Pause(accepted.status());
       if (!accepted->has_value()) return;
       if (context_.connections.load() >= context_.options.connections_max) {
-        context_.log.Write("tcp_connection_refused",
-                           Status(Code::kResourceExhausted,
-                                  fmt::format("{} connections are open already",
-                                              context_.options.connections_max),
-                                  Reason::kBusy));
+        context_.log.Write(
+            "tcp_connection_refused",
+            Status(Code::kResourceExhausted,
+                   fmt::format("{} connections are open already", context_.options.connections_max),
+                   Reason::kBusy));
         continue;  // closes it
       }
       IoLoop& loop = *loops_[next_++ % loops_.size()];
@@ -74,7 +74,7 @@ class Listener final : public IoHandler, public std::enable_shared_from_this<Lis
 
  private:
   void Pause(const Status& why) {
-    Log(LogLevel::kWarn, "tcp_accept_paused", {{"why", why}});
+    Log(LogLevel::kWarn, "tcp_accept_paused", {{"error", why}});
     loops_[0]->Rewatch(fd_.get(), 0);
     loops_[0]->RunAt(std::chrono::steady_clock::now() + kAcceptPause, [weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->loops_[0]->Rewatch(self->fd_.get(), EPOLLIN);
