@@ -9,6 +9,7 @@
 #include <functional>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <thread>
 #include <vector>
 
@@ -86,6 +87,8 @@ class StartLine {
   std::vector<std::jthread> threads_;
 };
 
+constexpr time_t kSocketSeconds = 30;
+
 /// A connected pair of TCP sockets over loopback.
 struct SocketPair {
   UniqueFd sender;
@@ -100,14 +103,22 @@ Result<SocketPair> ConnectLoopback() {
   socklen_t size = sizeof address;
   auto* any = reinterpret_cast<sockaddr*>(&address);
   SocketPair pair;
+  // A peer that never comes, or never reads, ends the measurement instead of hanging it.
+  const timeval patience = {kSocketSeconds, 0};
+  const auto bound = [&patience](int fd) {
+    return ::setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) == 0 &&
+           ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof patience) == 0;
+  };
   pair.sender = UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  if (::bind(listener.get(), any, size) != 0 || ::listen(listener.get(), 1) != 0 ||
+  if (!bound(listener.get()) || !bound(pair.sender.get()) ||
+      ::bind(listener.get(), any, size) != 0 || ::listen(listener.get(), 1) != 0 ||
       ::getsockname(listener.get(), any, &size) != 0 ||
       ::connect(pair.sender.get(), any, size) != 0) {
     return ErrnoStatus(errno, "loopback socket");
   }
   pair.receiver = UniqueFd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-  if (!pair.receiver.valid()) return ErrnoStatus(errno, "loopback socket");
+  if (!pair.receiver.valid() || !bound(pair.receiver.get()))
+    return ErrnoStatus(errno, "loopback socket");
   return pair;
 }
 

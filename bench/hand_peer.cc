@@ -17,6 +17,8 @@ namespace {
 constexpr std::size_t kVectors = 512;
 /// Turns of the wait for the go flag before the core is offered to others.
 constexpr int kSpins = 4096;
+/// Whoever measures ends its peers long before.
+constexpr std::uint64_t kGoTimeoutNs = 120'000'000'000;
 
 Result<JobLayout> ReadLayout(const std::string& path) {
   TB_ASSIGN_OR_RETURN(const std::string text, formats::ReadText(path));
@@ -37,14 +39,18 @@ Result<Mapping> MapTouched(int fd, std::uint64_t bytes) {
   return mapping;
 }
 
-void AwaitGo(const std::atomic<std::uint32_t>& flag, std::uint32_t go) {
+/// False when the flag never came.
+bool AwaitGo(const std::atomic<std::uint32_t>& flag, std::uint32_t go) {
+  const std::uint64_t deadline_ns = cli::MonotonicNs() + kGoTimeoutNs;
   for (int spins = 0; flag.load(std::memory_order_acquire) != go; ++spins) {
     if (spins < kSpins) {
       __builtin_ia32_pause();
     } else {
+      if (cli::MonotonicNs() >= deadline_ns) return false;
       ::sched_yield();
     }
   }
+  return true;
 }
 
 }  // namespace
@@ -145,7 +151,9 @@ Status HandTarget::CopyForeign() const {
 Status HandTarget::Move(std::uint32_t go, cli::BenchReply* reply) {
   auto* page = reinterpret_cast<cli::BenchGo*>(go_.data());
   page->slots[slot_].ready.store(go, std::memory_order_release);
-  AwaitGo(page->go, go);
+  if (!AwaitGo(page->go, go)) {
+    return {Code::kDeadlineExceeded, "nobody said go", Reason::kMissingRank};
+  }
   reply->begin_ns = cli::MonotonicNs();
   Status copied;
   if (cma_) {

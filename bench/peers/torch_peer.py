@@ -28,6 +28,7 @@ COMMAND = struct.Struct("<IIQQQ")
 REPLY = struct.Struct("<IIQQQQQ4dI444s")
 HELLO, WRITE, RUN, VERIFY, QUIT = 1, 2, 6, 7, 8
 SLOT_BYTES = 64
+GO_TIMEOUT_S = 120.0  # whoever measures ends its peers long before
 
 Box = tuple[tuple[int, int], ...]
 
@@ -281,9 +282,13 @@ class Rank:
 
 
 def await_go(page: mmap.mmap, slot: int, go: int) -> None:
-    """Says that this process stands ready and waits for the go flag."""
+    """Says that this process stands ready and waits for the go flag. Whoever measures ends us when it
+    ends; a flag that never comes ends us as well."""
+    deadline = time.monotonic() + GO_TIMEOUT_S
     struct.pack_into("<I", page, SLOT_BYTES * (slot + 1), go)
     while struct.unpack_from("<I", page, 0)[0] != go:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nobody said go within {GO_TIMEOUT_S} s")
         os.sched_yield()
 
 

@@ -342,6 +342,8 @@ class Client:
         now; `keep_last` of these stay for a rollback). `receipts` digests the memory now, to catch writers that bypass the fence.
         """
         version = _integer(version, "version", 64)
+        if version == (1 << 64) - 1:
+            raise InvalidError(f"version {version}: no version can follow it", code="INVALID_ARGUMENT")
         core = self._core.publish(version=version, policy=_choose(_POLICIES, policy, "policy"),
                                   min_replicas=_integer(min_replicas, "min_replicas", 32), receipts=bool(receipts),
                                   keep_last=_integer(keep_last, "keep_last", 32))

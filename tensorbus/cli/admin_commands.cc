@@ -5,6 +5,7 @@
 
 #include "tensorbus/cli/admin_run.h"
 #include "tensorbus/cli/commands.h"
+#include "tensorbus/cli/option_checks.h"
 #include "tensorbus/rpc/address.h"
 
 namespace tensorbus::cli {
@@ -81,7 +82,7 @@ void RegisterRollback(CLI::App& app, int* exit_code) {
   const auto channel = AddChannel(*command);
   command->add_option("--to", *version, "Version to go back to")
       ->required()
-      ->check(CLI::PositiveNumber);
+      ->check(IsVersion(1));
   command->callback([options, channel, version, exit_code] {
     *exit_code = RunRollback(*options, *channel, *version, std::cout, std::cerr);
   });
@@ -115,7 +116,8 @@ void RegisterVerify(CLI::App& app, int* exit_code) {
   const auto version = std::make_shared<std::uint64_t>(0);
   AddAdminFlags(*command, options);
   const auto channel = AddChannel(*command);
-  command->add_option("--version", *version, "Version; default: the newest that is live");
+  command->add_option("--version", *version, "Version; default: the newest that is live")
+      ->check(IsVersion(0));
   command->callback([options, channel, version, exit_code] {
     *exit_code = RunVerify(*options, *channel, *version, std::cout, std::cerr);
   });

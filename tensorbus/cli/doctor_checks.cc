@@ -7,6 +7,7 @@
 #include <fstream>
 #include <linux/io_uring.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
@@ -70,9 +71,12 @@ Finding CheckShm() {
 Finding CheckVmRead() {
   static volatile std::uint64_t word = 0x74656e736f726275;
   const std::string yama = FirstLine("/proc/sys/kernel/yama/ptrace_scope");
+  const pid_t parent = ::getpid();
   const pid_t child = ::fork();
   if (child < 0) return {"process_vm_readv", Level::kWarning, "fork failed", ""};
   if (child == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(1);
     for (;;) ::pause();
   }
   std::uint64_t copy = 0;

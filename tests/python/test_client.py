@@ -75,6 +75,8 @@ def test_arguments_of_requests_are_checked_before_anything_is_sent(bus):
             bus.publish(version)
         with pytest.raises(tensorbus.InvalidError, match="version"):
             bus.update(version)
+    with pytest.raises(tensorbus.InvalidError, match="no version can follow"):
+        bus.publish((1 << 64) - 1)
     for bad in ({"min_replicas": -1}, {"keep_last": -1}, {"policy": []}):
         with pytest.raises(tensorbus.InvalidError, match=next(iter(bad))):
             bus.publish(1, **bad)

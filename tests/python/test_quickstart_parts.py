@@ -26,6 +26,13 @@ from tensorbus.quickstart.trainer import training_tokens
 SETTINGS = Settings(folder="/nowhere", model="", agent_socket="", tp=2, refreshes=1)
 
 
+@pytest.mark.parametrize("text", ["nan", "inf", "-1", "0", "soon"])
+def test_a_timeout_is_a_number_of_seconds(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--timeout", text])
+    assert "is not a number of seconds above 0" in capsys.readouterr().err
+
+
 # Events
 
 def test_events_survive_the_pipe_in_pieces() -> None:

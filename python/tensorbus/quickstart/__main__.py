@@ -8,6 +8,7 @@ independent slicing of the trainer's full state. Ends with a table, an HTML repo
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import signal
@@ -20,6 +21,16 @@ from tensorbus.models.config import DecoderConfig, read_config
 from .leaks import WARM_UP
 from .settings import Settings
 from .vllm_layout import check_tensor_parallel
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -43,7 +54,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=3e-4, metavar="X")
     parser.add_argument("--report", type=Path, metavar="FILE", help="HTML report (default: in the user's cache folder)")
     parser.add_argument("--check-leaks", action="store_true", help="fail unless memory, descriptors and threads stay flat")
-    parser.add_argument("--timeout", type=float, default=180.0, metavar="S", help="longest wait for anything, seconds (default: 180)")
+    parser.add_argument("--timeout", type=_seconds, default=180.0, metavar="S", help="longest wait for anything, seconds (default: 180)")
     options = parser.parse_args(argv)
     megatron = re.fullmatch(r"megatron:tp=([1-9]\d?),pp=([1-9]\d?)", options.trainer)
     if not megatron and options.trainer != "fsdp":
