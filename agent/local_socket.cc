@@ -33,17 +33,37 @@ UniqueFd NewSocket() {
   return UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
 
+// Whoever may swap the socket could answer workers in the agent's name.
+Status CheckFolder(const std::string& folder) {
+  struct stat link = {};
+  struct stat info = {};
+  if (::lstat(folder.c_str(), &link) != 0 || ::stat(folder.c_str(), &info) != 0) {
+    return ErrnoStatus(errno, fmt::format("cannot look at the socket's folder {}", folder));
+  }
+  const auto trusted = [](uid_t uid) { return uid == ::geteuid() || uid == 0; };
+  if (!trusted(link.st_uid) || !trusted(info.st_uid)) {
+    return {Code::kPermissionDenied,
+            fmt::format("the socket's folder {} belongs to user {}, not to us ({}); choose another "
+                        "one with --socket or TENSORBUS_RUNTIME_DIR",
+                        folder, trusted(link.st_uid) ? info.st_uid : link.st_uid, ::geteuid())};
+  }
+  if ((info.st_mode & 0022) != 0 && (info.st_mode & S_ISVTX) == 0) {
+    return {Code::kPermissionDenied,
+            fmt::format("others may write to the socket's folder {} (mode {:o}); run: chmod 700 {}",
+                        folder, info.st_mode & 07777, folder)};
+  }
+  return {};
+}
+
 Status MakeFolder(const std::string& path) {
   const std::string folder = std::filesystem::path(path).parent_path().string();
   if (folder.empty()) return {};
-  struct stat info = {};
-  if (::stat(folder.c_str(), &info) == 0) return {};
   std::error_code error;
   std::filesystem::create_directories(std::filesystem::path(folder).parent_path(), error);
   if (::mkdir(folder.c_str(), 0700) != 0 && errno != EEXIST) {
     return ErrnoStatus(errno, fmt::format("cannot make the socket's folder {}", folder));
   }
-  return {};
+  return CheckFolder(folder);
 }
 
 // A socket file without a listener is what a killed agent leaves behind.

@@ -10,6 +10,8 @@
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <unordered_set>
+#include <utility>
 
 #include "tensorbus/base/log.h"
 
@@ -20,6 +22,9 @@ constexpr std::uint64_t kListenerToken = 0;
 constexpr std::uint64_t kWakeToken = 1;
 constexpr Nanos kCloseGrace = std::chrono::seconds(1);
 constexpr int kTickMs = 250;
+/// After accept() failed for lack of descriptors or memory: the listener stays readable, and asking
+/// again at once would fail at once.
+constexpr Nanos kAcceptPause = std::chrono::milliseconds(100);
 /// How long the kernel may need between closing a dying process's socket and declaring it dead.
 constexpr int kDeathGraceMs = 5;
 
@@ -44,7 +49,7 @@ bool HasEnded(const UniqueFd& pidfd, int wait_ms) {
 
 /// What other threads ask of the server's thread.
 struct WorkerServer::Order {
-  enum class What { kSend, kClose, kHandled, kStop };
+  enum class What { kSend, kClose, kOverrun, kHandled, kStop };
   What what = What::kSend;
   ConnectionId connection;
   wire::MessageType type = wire::MessageType::kPing;
@@ -58,6 +63,11 @@ struct WorkerServer::Order {
 struct WorkerServer::Shared {
   Mutex mutex;
   std::vector<Order> orders TB_GUARDED_BY(mutex);
+  std::size_t waiting_frames TB_GUARDED_BY(mutex) = 0;
+  std::uint64_t waiting_bytes TB_GUARDED_BY(mutex) = 0;
+  std::unordered_set<std::uint64_t> overrun TB_GUARDED_BY(mutex);  ///< told already
+  std::size_t waiting_frames_max = 0;
+  std::uint64_t waiting_bytes_max = 0;
   UniqueFd wake;
   Handler handler;
   /// Written and read on the executor, or by Stop() once nothing can be posted any more.
@@ -65,8 +75,28 @@ struct WorkerServer::Shared {
 
   void Add(Order order) {
     MutexLock lock(mutex);
+    if (order.what == Order::What::kSend) {
+      if (overrun.contains(order.connection.value)) return;
+      if (waiting_frames >= waiting_frames_max ||
+          waiting_bytes + order.body.size() > waiting_bytes_max) {
+        overrun.insert(order.connection.value);
+        order.what = Order::What::kOverrun;
+        order.body.clear();
+        order.fds.clear();
+      } else {
+        ++waiting_frames;
+        waiting_bytes += order.body.size();
+      }
+    }
     orders.push_back(std::move(order));
     if (orders.size() == 1) Wake();
+  }
+  std::vector<Order> Take() {
+    MutexLock lock(mutex);
+    waiting_frames = 0;
+    waiting_bytes = 0;
+    overrun.clear();
+    return std::exchange(orders, {});
   }
   void Wake() const {
     const std::uint64_t one = 1;
@@ -120,6 +150,8 @@ WorkerServer::WorkerServer(Options options, Executor& executor, Handler handler,
       epoll_(std::move(epoll)) {
   shared_->wake = std::move(wake);
   shared_->handler = std::move(handler);
+  shared_->waiting_frames_max = options_.waiting_frames_max;
+  shared_->waiting_bytes_max = options_.waiting_bytes_max;
   thread_ = std::thread([this] {
     pthread_setname_np(pthread_self(), "tb-workers");
     Run();
@@ -190,16 +222,12 @@ void WorkerServer::Run() {
       }
     }
     DropLate();
+    ResumeAccepting();
   }
 }
 
 void WorkerServer::TakeOrders() {
-  std::vector<Order> orders;
-  {
-    MutexLock lock(shared_->mutex);
-    orders.swap(shared_->orders);
-  }
-  for (Order& order : orders) {
+  for (Order& order : shared_->Take()) {
     const auto found = connections_.find(order.connection.value);
     if (found == connections_.end()) continue;
     Connection& connection = *found->second;
@@ -223,6 +251,11 @@ void WorkerServer::TakeOrders() {
         connection.deadline = std::chrono::steady_clock::now() + kCloseGrace;
         Flush(connection);
         break;
+      case Order::What::kOverrun:
+        Drop(connection.id, fmt::format("more frames wait for the workers than the {} with {} "
+                                        "bytes that are kept",
+                                        options_.waiting_frames_max, options_.waiting_bytes_max));
+        break;
       case Order::What::kHandled:
         --connection.unhandled_frames;
         Watch(connection);
@@ -237,55 +270,87 @@ void WorkerServer::Accept() {
   for (;;) {
     UniqueFd socket(::accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket.valid()) {
-      if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
-        Log(LogLevel::kWarn, "worker_accept_failed", {{"error", ErrnoStatus(errno, "accept")}});
-      }
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      if (errno != EAGAIN) PauseAccepting(ErrnoStatus(errno, "accept"));
       return;
     }
     Admit(std::move(socket));
   }
 }
 
+void WorkerServer::PauseAccepting(const Status& why) {
+  Log(LogLevel::kWarn, "worker_accept_paused", {{"error", why}});
+  epoll_event event = {};
+  event.data.u64 = kListenerToken;
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener_.fd(), &event) != 0) {
+    return Log(LogLevel::kError, "worker_accept_not_paused",
+               {{"error", ErrnoStatus(errno, "epoll_ctl")}});
+  }
+  accept_again_ = std::chrono::steady_clock::now() + kAcceptPause;
+}
+
+void WorkerServer::ResumeAccepting() {
+  if (!accept_again_.has_value() || std::chrono::steady_clock::now() < *accept_again_) return;
+  epoll_event event = {};
+  event.events = EPOLLIN;
+  event.data.u64 = kListenerToken;
+  // Tried again at the next tick if it fails.
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener_.fd(), &event) == 0) accept_again_.reset();
+}
+
+Status WorkerServer::CheckAdmitted(const Result<PeerProcess>& peer) const {
+  TB_RETURN_IF_ERROR(peer.status());
+  TB_RETURN_IF_ERROR(CheckPeer(*peer, ::getuid(), options_.allow_uids));
+  if (connections_.size() < options_.connection_count_max) return {};
+  return {Code::kResourceExhausted,
+          fmt::format("this agent serves {} connections already", connections_.size()),
+          Reason::kBusy};
+}
+
 // Says why before it hangs up, in the words a worker library expects first: a Welcome.
+void WorkerServer::Refuse(const UniqueFd& socket, const Status& why) const {
+  Log(LogLevel::kWarn, "worker_refused", {{"error", why}});
+  wire::FrameWriter writer;
+  wire::Welcome refusal;
+  refusal.status = why;
+  if (writer.Add(wire::MessageType::kWelcome, 0, wire::Encode(refusal)).ok()) {
+    [[maybe_unused]] const auto flushed = writer.Flush(socket.get());
+  }
+}
+
+Status WorkerServer::WatchNew(int fd, std::uint64_t token) const {
+  epoll_event event = {};
+  event.events = EPOLLIN;
+  event.data.u64 = token;
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) == 0) return {};
+  return ErrnoStatus(errno, "this agent cannot watch one more worker");
+}
+
+// A worker whose death could go unnoticed is not let in.
 void WorkerServer::Admit(UniqueFd socket) {
-  Result<PeerProcess> peer = PeerOf(socket.get());
-  Status admitted = peer.ok() ? CheckPeer(*peer, ::getuid(), options_.allow_uids) : peer.status();
-  if (admitted.ok() && connections_.size() >= options_.connection_count_max) {
-    admitted = Status(Code::kResourceExhausted,
-                      fmt::format("this agent serves {} connections already", connections_.size()),
-                      Reason::kBusy);
-  }
-  if (!admitted.ok()) {
-    Log(LogLevel::kWarn, "worker_refused", {{"error", admitted}});
-    wire::FrameWriter writer;
-    wire::Welcome refusal;
-    refusal.status = admitted;
-    if (writer.Add(wire::MessageType::kWelcome, 0, wire::Encode(refusal)).ok()) {
-      [[maybe_unused]] const auto flushed = writer.Flush(socket.get());
-    }
-    return;
-  }
+  const Result<PeerProcess> peer = PeerOf(socket.get());
+  if (const Status admitted = CheckAdmitted(peer); !admitted.ok()) return Refuse(socket, admitted);
   auto connection = std::make_unique<Connection>();
   connection->id = ConnectionId{next_connection_++};
   connection->peer = *peer;
-  connection->socket = std::move(socket);
   connection->pidfd = OpenPidfd(peer->pid);
   const bool gone = !connection->pidfd.valid() && errno == ESRCH;
-  connection->deadline = std::chrono::steady_clock::now() + options_.hello_timeout;
-  epoll_event event = {};
-  event.data.u64 = SocketToken(connection->id);
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection->socket.get(), &event) != 0) return;
-  if (connection->pidfd.valid()) {
-    event.events = EPOLLIN;
-    event.data.u64 = ProcessToken(connection->id);
-    ::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, connection->pidfd.get(), &event);
+  if (!connection->pidfd.valid() && !gone) {
+    return Refuse(socket, ErrnoStatus(errno, fmt::format("cannot watch process {}", peer->pid)));
   }
+  Status watched = WatchNew(socket.get(), SocketToken(connection->id));
+  if (watched.ok() && !gone) {
+    watched = WatchNew(connection->pidfd.get(), ProcessToken(connection->id));
+  }
+  if (!watched.ok()) return Refuse(socket, watched);
+  connection->watched = EPOLLIN;
+  connection->deadline = std::chrono::steady_clock::now() + options_.hello_timeout;
+  connection->socket = std::move(socket);
   Connection& kept = *connection;
   connections_.emplace(kept.id.value, std::move(connection));
   executor_.Post([shared = shared_, id = kept.id, process = kept.peer] {
     if (!shared->stopped.load()) shared->handler.on_open(id, process);
   });
-  Watch(kept);
   if (gone) ProcessEnded(kept);  // before we could watch it; its socket may live on in a child
 }
 
@@ -340,7 +405,10 @@ void WorkerServer::Watch(Connection& connection) {
   epoll_event event = {};
   event.events = wanted;
   event.data.u64 = SocketToken(connection.id);
-  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.socket.get(), &event);
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.socket.get(), &event) == 0) return;
+  const std::string why = ErrnoStatus(errno, "epoll_ctl").message();
+  Drop(connection.id,
+       fmt::format("worker process {} cannot be watched: {}", connection.peer.pid, why));
 }
 
 void WorkerServer::Drop(ConnectionId id, std::string why) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -40,6 +41,10 @@ class WorkerServer {
     Nanos hello_timeout = std::chrono::seconds(10);
     /// Most bytes that wait for one worker to read them; more closes the connection.
     std::uint64_t outbound_bytes_max = 64U << 20;
+    /// Most frames, and bytes in them, of all workers that wait for the server's thread. A frame
+    /// beyond them closes its connection.
+    std::size_t waiting_frames_max = 1U << 16;
+    std::uint64_t waiting_bytes_max = std::uint64_t{1} << 30;
     /// Frames of one worker that wait to be handled before its socket is left alone.
     std::uint32_t inbound_frames_max = 64;
   };
@@ -80,11 +85,17 @@ class WorkerServer {
   void Run();
   void TakeOrders();
   void Accept();
+  void PauseAccepting(const Status& why);
+  void ResumeAccepting();
   void Admit(UniqueFd socket);
+  Status CheckAdmitted(const Result<PeerProcess>& peer) const;
+  void Refuse(const UniqueFd& socket, const Status& why) const;
+  Status WatchNew(int fd, std::uint64_t token) const;
   void ProcessEnded(Connection& connection);
   void Read(Connection& connection);
   void Deliver(Connection& connection, wire::Frame frame);
   void Flush(Connection& connection);
+  /// The connection may be gone after it, as after Read() and Flush().
   void Watch(Connection& connection);
   void Drop(ConnectionId id, std::string why);
   void DropLate();
@@ -98,6 +109,7 @@ class WorkerServer {
   // Confined to the thread.
   std::unordered_map<std::uint64_t, std::unique_ptr<Connection>> connections_;
   std::uint64_t next_connection_ = 1;
+  std::optional<TimePoint> accept_again_;  ///< while paused
   std::thread thread_;
 };
 

@@ -35,6 +35,29 @@ TEST(LocalListener, MakesAPrivateFolderAndSocket) {
   EXPECT_NE(::access(path.c_str(), F_OK), 0) << "removed with the listener";
 }
 
+TEST(LocalListener, RefusesAFolderThatOthersMayChange) {
+  const TempDir dir;
+  const std::string folder = dir.Join("run");
+  ASSERT_EQ(::mkdir(folder.c_str(), 0700), 0);
+  ASSERT_EQ(::chmod(folder.c_str(), 0777), 0);
+  const auto open = LocalListener::Create(folder + "/agent.sock", false);
+  EXPECT_THAT(open, IsStatus(Code::kPermissionDenied, Reason::kNone));
+  EXPECT_NE(open.status().message().find("chmod 700"), std::string::npos) << open.status();
+  ASSERT_EQ(::chmod(folder.c_str(), 01777), 0);  // like /tmp: nobody may take another's file away
+  EXPECT_OK(LocalListener::Create(folder + "/agent.sock", false));
+}
+
+TEST(LocalListener, RefusesAFolderOfAnotherUser) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can make one";
+  const TempDir dir;
+  const std::string folder = dir.Join("run");
+  ASSERT_EQ(::mkdir(folder.c_str(), 0700), 0);
+  ASSERT_EQ(::chown(folder.c_str(), 12345, 12345), 0);
+  const auto theirs = LocalListener::Create(folder + "/agent.sock", false);
+  EXPECT_THAT(theirs, IsStatus(Code::kPermissionDenied, Reason::kNone));
+  EXPECT_NE(theirs.status().message().find("belongs to user 12345"), std::string::npos);
+}
+
 TEST(LocalListener, OpensTheSocketToOthersOnRequestOnly) {
   const TempDir dir;
   ASSERT_OK_AND_ASSIGN(const LocalListener listener,

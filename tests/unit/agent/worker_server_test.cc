@@ -1,8 +1,11 @@
 #include "agent/worker_server.h"
 
+#include <algorithm>
 #include <cstring>
 #include <gtest/gtest.h>
 #include <map>
+#include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -189,6 +192,40 @@ TEST_F(WorkerServerTest, RefusesMoreConnectionsThanItServes) {
   ASSERT_EQ(frame.type, MessageType::kWelcome);
   ASSERT_OK_AND_ASSIGN(const wire::Welcome welcome, wire::Decode<wire::Welcome>(frame.body));
   EXPECT_THAT(welcome.status, testing::IsStatus(Code::kResourceExhausted, Reason::kBusy));
+}
+
+TEST_F(WorkerServerTest, PausesWhenDescriptorsRunOutAndGoesOnWhenThereAreSome) {
+  Start();
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_un address = {};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, server_->path().data(), server_->path().size());
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  ::testing::internal::CaptureStderr();
+  const rlimit none = {.rlim_cur = 3, .rlim_max = before.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  EXPECT_EQ(::connect(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof address), 0);
+  pollfd silent = {.fd = fd.get(), .events = POLLIN, .revents = 0};
+  EXPECT_EQ(::poll(&silent, 1, 300), 0) << "neither let in nor hung up on";
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  Send(fd, MessageType::kPing, 7);
+  wire::FrameReader reader;
+  EXPECT_OK(wire::ReadBefore(fd.get(), reader, Soon()));
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  const auto lines = std::count(log.begin(), log.end(), '\n');
+  EXPECT_GE(lines, 1);
+  EXPECT_LT(lines, 20) << "asked again and again";
+}
+
+TEST_F(WorkerServerTest, BoundsWhatWaitsForItsThread) {
+  WorkerServer::Options options;
+  options.waiting_bytes_max = 1000;
+  Start(options);
+  const UniqueFd fd = Connect();
+  AwaitOpened();
+  server_->Send(opened_[0], MessageType::kPong, 0, std::vector<std::byte>(1001));
+  EXPECT_NE(AwaitClosed().find("more frames wait"), std::string::npos);
 }
 
 TEST_F(WorkerServerTest, LeavesASocketAloneWhileItsFramesWait) {
