@@ -121,13 +121,13 @@ Status CheckWhole(const TensorSpec& spec, const Holding& holding,
     holders.push_back(fmt::format("{} holds {}{}", ranks[rank.rank].who, rank.boxes[0].ToString(),
                                   rank.boxes.size() > 1 ? " and more" : ""));
   }
-  return {Code::kFailedPrecondition,
-          fmt::format("{} holds tensor \"{}\" in part: no rank registered its box {} ({}); register "
-                      "that box on one of the ranks, or name the tensor in leave_out to take only "
-                      "a part of it on purpose",
-                      who, spec.name, MissingBox(whole, held).ToString(),
-                      fmt::join(holders, ", ")),
-          Reason::kLayoutMismatch};
+  return {
+      Code::kFailedPrecondition,
+      fmt::format("{} holds tensor \"{}\" in part: no rank registered its box {} ({}); register "
+                  "that box on one of the ranks, or name the tensor in leave_out to take only "
+                  "a part of it on purpose",
+                  who, spec.name, MissingBox(whole, held).ToString(), fmt::join(holders, ", ")),
+      Reason::kLayoutMismatch};
 }
 
 }  // namespace
@@ -196,7 +196,8 @@ Status CheckReplicaFits(const TensorIndex& manifest, const JobLayout& replica,
   std::vector<std::string_view> missing;
   std::size_t count = 0;
   for (const JobLayout::Tensor& tensor : manifest.layout().tensors) {
-    if (handled.contains(tensor.spec.name)) continue;
+    // An empty tensor has nothing that could be held.
+    if (handled.contains(tensor.spec.name) || Box::Whole(tensor.spec.shape).empty()) continue;
     if (++count <= kListedNames) missing.emplace_back(tensor.spec.name);
   }
   if (count == 0) return {};

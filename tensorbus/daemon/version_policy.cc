@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <limits>
 
 namespace tensorbus::daemon {
 
@@ -143,6 +144,13 @@ Status CheckPublish(const Channel& channel, const RankState& rank, const Version
   const bool joins = known != channel.versions.end() && !known->second.readable;
   if (version.value == 0) {
     return {Code::kInvalidArgument, who + " published version 0; versions begin at 1",
+            Reason::kMalformed};
+  }
+  if (version.value == std::numeric_limits<std::uint64_t>::max()) {
+    return {Code::kInvalidArgument,
+            fmt::format("{} published version {}, above which there is none; a version needs room "
+                        "for its successors",
+                        who, version.value),
             Reason::kMalformed};
   }
   const bool again = version == rank.republish && (known == channel.versions.end() || joins);

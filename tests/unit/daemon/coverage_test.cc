@@ -97,6 +97,18 @@ TEST(Coverage, LetsRanksOverlapAsLongAsTheyHoldEverythingTogether) {
   EXPECT_THAT(hole.message(), HasSubstr("[2:3, 0:2]"));
 }
 
+TEST(Coverage, AnEmptyTensorNeedsNothing) {
+  JobLayout manifest = Manifest({"a", "none"});
+  const std::uint64_t empty[] = {0, 2};
+  manifest.tensors[1].spec.shape = Shape::Create(empty).value();
+  manifest.tensors[1].holding = 1;
+  manifest.holdings.push_back({});  // nobody holds a box of it
+  EXPECT_OK(Fits(manifest, manifest)) << "registered";
+  JobLayout without = manifest;
+  without.tensors.pop_back();
+  EXPECT_OK(Fits(manifest, without)) << "or not";
+}
+
 TEST(Coverage, LooksAtEveryShapeThatSharesAHolding) {
   JobLayout manifest = Manifest({"a", "b"});
   const std::uint64_t longer[] = {6, 2};
