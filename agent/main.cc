@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include "agent/agent.h"
+#include "tensorbus/base/environment.h"
 #include "tensorbus/base/log.h"
 #include "tensorbus/base/mutex.h"
 #include "tensorbus/rpc/address.h"
@@ -102,7 +103,6 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--bucket-timeout-s", flags.bucket_timeout_s,
                  "How long a worker may take to pack or unpack private memory once")
       ->envname("TENSORBUS_AGENT_BUCKET_TIMEOUT_S")
-      ->check(CLI::Range(0.1, 3600.0))
       ->capture_default_str();
   app.add_option("--metrics-listen", flags.metrics_listen, "HOST:PORT of the Prometheus page")
       ->envname("TENSORBUS_AGENT_METRICS_LISTEN");
@@ -111,6 +111,15 @@ void AddFlags(CLI::App& app, Flags& flags) {
       ->capture_default_str();
   app.add_flag("--print-config", flags.print_config, "Show the settings that result, and exit");
   app.set_config("--config", "", "File with settings, one `flag=value` per line");
+}
+
+std::vector<EnvironmentFlag> EnvironmentFlags(const CLI::App& app) {
+  std::vector<EnvironmentFlag> flags;
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string variable = option->get_envname();
+    if (!variable.empty()) flags.push_back({"--" + option->get_single_name(), variable});
+  }
+  return flags;
 }
 
 /// SIGTERM and SIGINT as a descriptor, blocked everywhere else; before any thread starts.
@@ -163,15 +172,20 @@ Status Serve(const Flags& flags, const UniqueFd& signals) {
   options.work_thread_count = threads;
   options.bucket_patience =
       std::chrono::milliseconds(static_cast<std::int64_t>(flags.bucket_timeout_s * 1000));
+  const std::string runtime = rpc::DefaultRuntimeDir();
+  if (const Status status = rpc::EnsurePrivateDir(runtime); status.ok()) {
+    options.trace_folder = runtime + "/traces";
+  } else {
+    Log(LogLevel::kWarn, "traces_not_kept", {{"error", status}});
+  }
   rpc::DaemonAddress address;
   address.target = flags.daemon;
   address.token_file = flags.token_file;
   address.ca_file = flags.tls_ca;
   address.cert_file = flags.tls_cert;
   address.key_file = flags.tls_key;
-  if (!flags.token_file.empty()) {
-    TB_ASSIGN_OR_RETURN(options.token, rpc::ReadTokenFile(flags.token_file));
-  }
+  // Bad ones end us here; the link reads it anew whenever it connects.
+  if (!flags.token_file.empty()) TB_RETURN_IF_ERROR(rpc::ReadTokenFile(flags.token_file).status());
   AgentParts parts;
   parts.local = local.get();
   parts.remote = remote.get();
@@ -202,9 +216,17 @@ int Main(int argc, char** argv) {
   Flags flags;
   AddFlags(app, flags);
   try {
-    app.parse(argc, argv);
+    std::vector<std::string> arguments = WithEnvironment(argc, argv, EnvironmentFlags(app));
+    std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
+    app.parse(std::move(arguments));
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
+  }
+  // Not by CLI11's Range, in which NaN is.
+  if (!(flags.bucket_timeout_s >= 0.1 && flags.bucket_timeout_s <= 3600)) {
+    fmt::print(stderr, "tensorbus-agent: --bucket-timeout-s: {} is not in 0.1 to 3600\n",
+               flags.bucket_timeout_s);
+    return 2;
   }
   if (flags.print_config) {
     fmt::print("{}", app.config_to_str(true, false));

@@ -1,10 +1,12 @@
+#include <algorithm>
+#include <cctype>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
 
+#include "tensorbus/base/environment.h"
 #include "tensorbus/base/log.h"
 #include "tensorbus/daemon/daemon.h"
 #include "tensorbus/rpc/address.h"
@@ -15,27 +17,19 @@ namespace {
 using tensorbus::Log;
 using tensorbus::LogLevel;
 
-/// The command line, with what the environment says put in for options it does not name: flags beat
-/// the environment, which beats --config, which beats the default.
-std::vector<std::string> WithEnvironment(const CLI::App& app, int argc, char** argv) {
-  std::vector<std::string> arguments(argv + 1, argv + argc);
+/// Every option but those that say what to do has a variable: TENSORBUS_ and its name.
+std::vector<tensorbus::EnvironmentFlag> EnvironmentFlags(const CLI::App& app) {
+  std::vector<tensorbus::EnvironmentFlag> flags;
   for (const CLI::Option* option : app.get_options()) {
     const std::string name = option->get_single_name();
+    if (name == "help" || name == "print-config") continue;
     std::string variable = "TENSORBUS_";
     for (const char c : name) {
       variable += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
     }
-    const char* value = std::getenv(variable.c_str());  // NOLINT(concurrency-mt-unsafe)
-    if (value == nullptr || *value == 0 || name == "help" || name == "print-config") continue;
-    const std::string flag = "--" + name;
-    bool given = false;
-    for (int i = 1; i < argc; ++i) {
-      const std::string argument = argv[i];
-      given = given || argument == flag || argument.starts_with(flag + "=");
-    }
-    if (!given) arguments.push_back(flag + "=" + value);
+    flags.push_back({.flag = "--" + name, .variable = variable});
   }
-  return {arguments.rbegin(), arguments.rend()};
+  return flags;
 }
 
 int Fail(const tensorbus::Status& status) {
@@ -69,7 +63,10 @@ int main(int argc, char** argv) {
   app.add_flag("--print-config", print_config, "Show what flags, environment and --config come to");
   app.set_config("--config", "", "Options from a TOML or INI file");
   try {
-    app.parse(WithEnvironment(app, argc, argv));
+    std::vector<std::string> arguments =
+        tensorbus::WithEnvironment(argc, argv, EnvironmentFlags(app));
+    std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
+    app.parse(std::move(arguments));
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }

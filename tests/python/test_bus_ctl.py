@@ -275,13 +275,14 @@ def test_completion_in_a_real_shell(runtime, tmp_path):
         assert all(word in said for word in words), (line, said)
 
 
-def test_daemon_flags_beat_environment_beats_config(runtime, monkeypatch):
+@pytest.mark.parametrize("program", ["tensorbusd", "tensorbus-agent"])
+def test_flags_beat_environment_beats_config(runtime, monkeypatch, program):
     config = runtime / "config.toml"
     config.write_text('log-level="error"\nmetrics-listen="127.0.0.1:1"\n')
-    daemon = [BIN / "tensorbusd", "--print-config", "--config", str(config)]
+    command = [BIN / program, "--print-config", "--config", str(config)]
 
     def level(*arguments):
-        done = subprocess.run([*daemon, *arguments], capture_output=True, text=True, timeout=PATIENCE_S)
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=PATIENCE_S)
         assert done.returncode == 0, done.stderr
         return dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)["log-level"]
 
