@@ -13,8 +13,6 @@ namespace {
 
 /// How long a failed session is remembered, so that late messages about it find it.
 constexpr Nanos kForgetAfter = std::chrono::seconds(5);
-/// How long an engine may take to go on with the version it had.
-constexpr Nanos kResumeTimeout = std::chrono::seconds(30);
 
 }  // namespace
 
@@ -177,9 +175,14 @@ void Session::Ended(double seconds) {
 
 void Session::Fail(Status why) {
   if (!running()) return;
+  const std::string trace = DumpTrace(why);
   Log(LogLevel::kWarn, "session_failed",
-      {{"session", spec_.id.value}, {"phase", phase_name()}, {"error", why}});
+      {{"session", spec_.id.value}, {"phase", phase_name()}, {"error", why}, {"trace", trace}});
   failure_ = std::move(why);
+  if (!trace.empty()) {
+    failure_ = Status(failure_.code(), fmt::format("{} (trace: {})", failure_.message(), trace),
+                      failure_.reason(), failure_.native());
+  }
   report_ = true;
   StopCopies();
 }
@@ -188,8 +191,9 @@ void Session::Abort(const Status& why) {
   if (over_) return;
   abort_came_ = true;
   if (running()) {
+    const std::string trace = DumpTrace(why);
     Log(LogLevel::kInfo, "session_aborted",
-        {{"session", spec_.id.value}, {"phase", phase_name()}, {"error", why}});
+        {{"session", spec_.id.value}, {"phase", phase_name()}, {"error", why}, {"trace", trace}});
     failure_ = why.ok() ? Status(Code::kAborted, "the session was aborted") : why;
     return StopCopies();
   }
@@ -230,7 +234,8 @@ void Session::CheckDrained() {
   failed.set_session(spec_.id.value);
   *failed.mutable_error() = rpc::ToProto(failure_);
   MarkDirty(&failed);
-  if (report_ || failed.dirty_target_ranks_size() != 0) host_.Send(std::move(message));
+  // Whoever aborted it has to know what it left behind, also when that is nothing.
+  if (report_ || !targets_.empty()) host_.Send(std::move(message));
   WithdrawAll([self = shared_from_this()] { self->CloseOver(); });
   host_.executor().PostAfter(kForgetAfter, [weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->over_ = true;
@@ -247,22 +252,12 @@ void Session::MarkDirty(proto::SessionFailed* failed) {
       continue;
     }
     const bool touched = spec_.flip == FlipMode::kInPlace ? part.started : part.committing;
-    const bool asked = host_.HasPendingUpdate(rank);
     if (touched) {
       rank.dirty = true;
       failed->add_dirty_target_ranks(rank.identity.rank);
       Log(LogLevel::kError, "rank_dirty", {{"rank", rank.Name()}, {"session", spec_.id.value}});
     }
     host_.OnTargetFree(rank);
-    // A worker that asked hears how it ended by the answer. One that did not (a rollback) stands
-    // still for nothing: the version it serves is live again.
-    if (touched || !part.stopped || asked || rank.live_version == Version{}) continue;
-    wire::HookEvent event;
-    event.session = spec_.id;
-    event.version = rank.live_version;
-    event.timeout_ms = static_cast<std::uint64_t>(kResumeTimeout.count() / 1'000'000);
-    host_.CallHook(part.rank, wire::MessageType::kLive, event, kResumeTimeout,
-                   [](const Status&) {});
   }
 }
 
@@ -353,7 +348,6 @@ std::string Session::TrackOf(const Rank& rank) const {
 
 void Session::CallHook(std::size_t index, wire::MessageType hook, std::function<void()> then) {
   const Nanos left = TimeLeft();
-  targets_[index].stopped = true;
   wire::HookEvent event;
   event.session = spec_.id;
   event.version = spec_.version;
@@ -378,6 +372,11 @@ void Session::Trace(std::string name, std::string track, std::uint64_t begin_ns,
   record.end_ns = RealtimeNs();
   record.bytes = bytes;
   host_.trace().Add(std::move(record));
+}
+
+std::string Session::DumpTrace(const Status& why) {
+  Trace(fmt::format("failed while {}", phase_name()), host_.agent_name(), phase_begin_ns_, 0);
+  return host_.DumpTrace(spec_.id, why);
 }
 
 Nanos Session::TimeLeft() const {

@@ -109,7 +109,6 @@ class Session : public std::enable_shared_from_this<Session> {
     bool flip_ready = false;
     bool flipped = false;  ///< live memory is the new version, whole
     bool told = false;     ///< the engine answered kLive
-    bool stopped = false;  ///< the engine was asked to stand still
     std::uint64_t bytes = 0;
     DigestSum digest;
     Nanos first_byte = Nanos::max();
@@ -172,6 +171,8 @@ class Session : public std::enable_shared_from_this<Session> {
   std::string TrackOf(const Rank& rank) const;
   void CallHook(std::size_t part, wire::MessageType hook, std::function<void()> then);
   void Trace(std::string name, std::string track, std::uint64_t begin_ns, std::uint64_t bytes);
+  /// The trace ring, with what was under way, into a file.
+  std::string DumpTrace(const Status& why);
   bool running() const { return phase_ != Phase::kFailed && !over_; }
   Nanos TimeLeft() const;
 

@@ -48,9 +48,10 @@ class SessionHost {
                         wire::HookEvent event, Nanos timeout, std::function<void(Status)> done) = 0;
   /// The rank's session is over without a flip and its memory is left alone now.
   virtual void OnTargetFree(Rank& rank) = 0;
-  virtual bool HasPendingUpdate(const Rank& rank) = 0;
   /// Answers the worker's pending update; without one there is nobody to tell.
   virtual void TellUpdated(Rank& rank, wire::Updated updated) = 0;
+  /// Puts the trace into a file; its path, or "" where none is kept.
+  virtual std::string DumpTrace(SessionId session, const Status& why) = 0;
   virtual void CountBytesMoved(std::uint64_t bytes) = 0;
 };
 

@@ -162,6 +162,7 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
   Status RegisterConsumer(Channel& channel, RankState rank, const proto::RegisterRank& message);
   void BeginGeneration(Channel& channel, const RankIdentity& identity, const std::string& why);
   void ForgetIfEmpty(const std::string& channel);
+  Status MakeRoomForChannel();
   void OnLeave(Agent& agent, const proto::LeaveRank& message);
   void RankGone(const RankKey& key, const Status& why);
   void ProducerRankGone(Channel& channel, std::uint32_t rank, const Status& why);
@@ -206,7 +207,9 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
   void SendToParticipants(const Session& session, const proto::DaemonMessage& message,
                           bool sources_only, bool targets_only);
   void FinishSession(SessionId id);
-  void AbortSession(SessionId id, Status why, const std::vector<std::uint32_t>& dirty = {});
+  void AbortSession(SessionId id, Status why, const Agent* agent = nullptr,
+                    const proto::SessionFailed& report = {});
+  void OnLeftBehind(const Agent& agent, const proto::SessionFailed& report);
   void SessionTimedOut(SessionId id);
   void CloseSession(SessionId id, const Status& status);
   void AbortSessionsOf(const RankKey& key, const Status& why);
@@ -240,6 +243,7 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
   void FindCandidates(ClaimRun& run) const;
   void NextCandidate(const std::shared_ptr<ClaimRun>& run);
   void AskCandidate(const std::shared_ptr<ClaimRun>& run);
+  void JudgeCandidate(const std::shared_ptr<ClaimRun>& run);
   void EndClaim(const ClaimRun& run, const Status& status, Version version);
 
   const CoreOptions options_;
@@ -251,6 +255,7 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
   std::map<rpc::PortId, Port> ports_;
   std::map<std::string, Agent> agents_;
   std::map<std::string, Channel> channels_;
+  ChannelEpoch forgotten_epoch_;     ///< the greatest of channels that were forgotten
   std::set<std::string> reconcile_;  ///< channels that changed in this task
   bool reconciling_ = false;
   bool silence_timer_ = false;

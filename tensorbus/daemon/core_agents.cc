@@ -101,7 +101,7 @@ void Core::Greet(rpc::PortId id, const proto::Hello& hello) {
   welcome.set_protocol(kProtocolVersion);
   welcome.set_daemon(options_.name);
   if (const Status status = CheckHello(hello); !status.ok()) {
-    Log(LogLevel::kWarn, "agent_refused", {{"peer", port.peer}, {"status", status}});
+    Log(LogLevel::kWarn, "agent_refused", {{"peer", port.peer}, {"error", status}});
     *welcome.mutable_error() = rpc::ToProto(status);
     port.port->Send(Wrap(&proto::DaemonMessage::mutable_welcome, std::move(welcome)));
     return DropPort(id, status);
@@ -185,7 +185,7 @@ void Core::AgentGone(const std::string& name, const Status& why) {
   agents_.erase(found);
   metrics_.agents_lost.Increment();
   Log(LogLevel::kWarn, "agent_lost",
-      {{"agent", name}, {"ranks", agent.ranks.size()}, {"status", why}});
+      {{"agent", name}, {"ranks", agent.ranks.size()}, {"error", why}});
   std::erase_if(registering_, [&](const auto& entry) {
     if (entry.second.agent != name) return false;
     side_work_.Cancel(entry.second.ticket);

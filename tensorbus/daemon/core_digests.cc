@@ -60,6 +60,7 @@ struct Core::ClaimRun {
   };
   std::vector<Candidate> candidates;  ///< tried from the back
   Candidate current;
+  TimePoint deadline;                          ///< of the whole claim
   std::map<std::uint32_t, ClaimShare> shares;  ///< of `current`, by rank
   std::size_t open = 0;
   std::vector<DigestSum> theirs;
@@ -105,7 +106,8 @@ Result<std::map<std::uint32_t, ClaimShare>> ShareOut(const LayoutEntry& held,
   std::map<std::uint32_t, ClaimShare> shares;
   for (const planner::Route& route : plan.routes) {
     ClaimShare& share = shares[route.source];
-    for (const CopyOp& op : planner::OpsOf(plan, route)) share.boxes.emplace_back(op.tensor, op.box);
+    for (const CopyOp& op : planner::OpsOf(plan, route))
+      share.boxes.emplace_back(op.tensor, op.box);
   }
   return shares;
 }
@@ -289,23 +291,23 @@ void Core::OnClaim(Agent& agent, const proto::ClaimVersion& message) {
   auto run = std::make_shared<ClaimRun>();
   run->agent = agent.name;
   run->request = message.request();
+  run->deadline = executor_.Now() + options_.work_timeout;
   if (!identity.ok()) return EndClaim(*run, identity.status(), {});
   run->identity = *identity;
   const RankState* const rank = FindOwn(agent, *identity);
   if (identity->role != Role::kConsumer || rank == nullptr) {
-    return EndClaim(*run,
-                    Status(Code::kFailedPrecondition,
-                           identity->ToString() +
-                               " is not registered as a consumer; register it first"),
-                    {});
+    return EndClaim(
+        *run,
+        Status(Code::kFailedPrecondition,
+               identity->ToString() + " is not registered as a consumer; register it first"),
+        {});
   }
   const RankPart part = {.rank = identity->rank,
                          .blob = rank->layout_blob,
                          .bytes = rank->bytes,
                          .claim = {.who = identity->ToString(), .leave_out = {}}};
   side_work_.Start<std::shared_ptr<const Claimed>>(
-      SideWork::Lane::kQuestions, "the claim of " + part.claim.who,
-      executor_.Now() + options_.work_timeout,
+      SideWork::Lane::kQuestions, "the claim of " + part.claim.who, run->deadline,
       [part, claim = std::make_shared<const proto::ClaimVersion>(message)] {
         return ReadClaim(part, *claim);
       },
@@ -338,8 +340,7 @@ void Core::FindCandidates(ClaimRun& run) const {
   }
   for (const auto& [number, version] : channel.versions) {
     if (version.readable && !version.closing) {
-      run.candidates.push_back(
-          {.version = number, .holders = ProducerHolders(channel, version)});
+      run.candidates.push_back({.version = number, .holders = ProducerHolders(channel, version)});
     }
   }
 }
@@ -353,11 +354,20 @@ void Core::NextCandidate(const std::shared_ptr<ClaimRun>& run) {
                                        run->identity.ToString())),
                     {});
   }
+  if (executor_.Now() >= run->deadline) {
+    return EndClaim(*run,
+                    Status(Code::kDeadlineExceeded,
+                           fmt::format("the claim of {} was compared for {:.0f} s and {} versions "
+                                       "are left; ask for a version to be brought",
+                                       run->identity.ToString(), Seconds(options_.work_timeout),
+                                       run->candidates.size()),
+                           Reason::kBusy),
+                    {});
+  }
   run->current = std::move(run->candidates.back());
   run->candidates.pop_back();
   side_work_.Start<std::map<std::uint32_t, ClaimShare>>(
-      SideWork::Lane::kQuestions, "the claim of " + run->identity.ToString(),
-      executor_.Now() + options_.work_timeout,
+      SideWork::Lane::kQuestions, "the claim of " + run->identity.ToString(), run->deadline,
       [held = run->current.holders.front().layout, claimed = run->claimed] {
         return ShareOut(*held, *claimed);
       },
@@ -376,6 +386,7 @@ void Core::AskCandidate(const std::shared_ptr<ClaimRun>& run) {
   run->theirs.assign(run->claimed->layout.tensors.size(), {});
   run->failed = false;
   run->open = run->shares.size();
+  if (run->open == 0) return JudgeCandidate(run);  // it claims no byte, and holds all of those
   for (const auto& [source, share] : run->shares) {
     auto job = std::make_shared<DigestJob>();
     job->holder = run->current.holders[source];
@@ -385,20 +396,23 @@ void Core::AskCandidate(const std::shared_ptr<ClaimRun>& run) {
       const auto& box = asked->boxes[i];
       return {run->claimed->layout.tensors[box.first].spec.name, box.second};
     };
-    job->deadline = executor_.Now() + options_.query_timeout;
+    job->deadline = std::min(executor_.Now() + options_.query_timeout, run->deadline);
     job->done = [this, run, asked](Result<std::vector<DigestSum>> sums) {
       run->failed = run->failed || !sums.ok();
       for (std::size_t i = 0; sums.ok() && i < sums->size(); ++i) {
         run->theirs[asked->boxes[i].first] += (*sums)[i];
       }
-      if (--run->open > 0) return;
-      const bool equal = !run->failed && run->theirs == run->claimed->sums &&
-                         StillHeld(run->identity.channel, run->current.holders);
-      if (equal) return EndClaim(*run, {}, run->current.version);
-      NextCandidate(run);
+      if (--run->open == 0) JudgeCandidate(run);
     };
     AskDigests(std::move(job));
   }
+}
+
+void Core::JudgeCandidate(const std::shared_ptr<ClaimRun>& run) {
+  const bool equal = !run->failed && run->theirs == run->claimed->sums &&
+                     StillHeld(run->identity.channel, run->current.holders);
+  if (equal) return EndClaim(*run, {}, run->current.version);
+  NextCandidate(run);
 }
 
 void Core::EndClaim(const ClaimRun& run, const Status& status, Version version) {
@@ -408,6 +422,7 @@ void Core::EndClaim(const ClaimRun& run, const Status& status, Version version) 
   if (status.ok() && rank != nullptr && rank->agent == run.agent) {
     rank->live = version;
     rank->dirty = false;
+    rank->doubt = {};
     reply.set_version(version.value);
     Log(LogLevel::kInfo, "version_claimed",
         {{"rank", run.identity.ToString()}, {"version", version.value}});

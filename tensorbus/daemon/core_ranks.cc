@@ -15,9 +15,14 @@ constexpr std::size_t kMaxLeaveOut = kMaxTensors;
 /// Greatest epoch that is believed: far from where counting on would begin anew.
 constexpr std::uint64_t kMaxEpoch = std::uint64_t{1} << 62;
 
-/// Nothing registers here any more and no number has to be remembered.
+/// No rank is here and no version is kept.
+bool Empty(const Channel& channel) {
+  return channel.producer.ranks.empty() && channel.replicas.empty() && channel.versions.empty();
+}
+
+/// And no number has to be remembered either.
 bool Forgettable(const Channel& channel) {
-  return channel.producer.job.empty() && channel.replicas.empty() && channel.newest.value == 0;
+  return Empty(channel) && channel.producer.job.empty() && channel.newest.value == 0;
 }
 
 Status Taken(const RankState& holder) {
@@ -72,12 +77,13 @@ Status Core::Register(Agent& agent, const Registering& registering, const RankSu
   rank.layout_hash = summary.hash;
   rank.layout_blob = {registering.message, &message.layout()};
   rank.bytes = summary.bytes;
-  if (!channels_.contains(identity.channel) && channels_.size() >= kMaxChannels) {
-    return {Code::kResourceExhausted,
-            fmt::format("this daemon serves {} channels already", channels_.size()), Reason::kBusy};
-  }
+  const bool fresh = !channels_.contains(identity.channel);
+  if (fresh) TB_RETURN_IF_ERROR(MakeRoomForChannel());
   Channel& channel = channels_[identity.channel];
   channel.name = identity.channel;
+  channel.used = executor_.Now();
+  // It may have been here before.
+  if (fresh) channel.epoch = forgotten_epoch_;
   TB_RETURN_IF_ERROR(RaiseEpoch(channel, std::max(message.known_epoch(), message.seen_epoch())));
   TB_RETURN_IF_ERROR(identity.role == Role::kProducer
                          ? RegisterProducer(agent, channel, std::move(rank), message)
@@ -236,6 +242,29 @@ void Core::ForgetIfEmpty(const std::string& name) {
   if (found != channels_.end() && Forgettable(found->second)) channels_.erase(found);
 }
 
+// Which numbers an empty channel had is remembered as long as there is room: its next producer then
+// goes on above them. Of those that are forgotten the greatest epoch is, so that none comes twice.
+Status Core::MakeRoomForChannel() {
+  if (channels_.size() < kMaxChannels) return {};
+  auto oldest = channels_.end();
+  for (auto it = channels_.begin(); it != channels_.end(); ++it) {
+    const bool older = oldest == channels_.end() || it->second.used < oldest->second.used;
+    if (Empty(it->second) && older) oldest = it;
+  }
+  if (oldest == channels_.end()) {
+    return {Code::kResourceExhausted,
+            fmt::format("this daemon serves {} channels already, all with ranks; stop the jobs of "
+                        "one, or start another daemon",
+                        channels_.size()),
+            Reason::kBusy};
+  }
+  forgotten_epoch_ = std::max(forgotten_epoch_, oldest->second.epoch);
+  Log(LogLevel::kInfo, "channel_forgotten",
+      {{"channel", oldest->first}, {"newest", oldest->second.newest.value}});
+  channels_.erase(oldest);
+  return {};
+}
+
 void Core::OnLeave(Agent& agent, const proto::LeaveRank& message) {
   const Result<RankIdentity> identity = rpc::FromProto(message.rank());
   if (!identity.ok()) return;
@@ -260,8 +289,9 @@ void Core::RankGone(const RankKey& key, const Status& why) {
   const Status named(why.code(),
                      fmt::format("{} was lost: {}", rank->identity.ToString(), why.message()),
                      why.reason(), why.native());
-  Log(LogLevel::kInfo, "rank_gone", {{"rank", rank->identity.ToString()}, {"why", why.message()}});
+  Log(LogLevel::kInfo, "rank_left", {{"rank", rank->identity.ToString()}, {"why", why.message()}});
   Channel& channel = channels_.at(key.channel);
+  channel.used = executor_.Now();
   AbortSessionsOf(key, named);
   ReconcileLater(channel.name);
   if (key.role == Role::kProducer) return ProducerRankGone(channel, key.rank, named);
@@ -285,7 +315,7 @@ void Core::ProducerRankGone(Channel& channel, std::uint32_t rank, const Status& 
   channel.producer.ranks.erase(rank);
   channel.producer.layout.reset();
   channel.producer.assembly = 0;
-  Log(LogLevel::kWarn, "producer_incomplete", {{"channel", channel.name}, {"status", why}});
+  Log(LogLevel::kWarn, "producer_incomplete", {{"channel", channel.name}, {"error", why}});
 }
 
 }  // namespace tensorbus::daemon

@@ -121,7 +121,7 @@ void Core::AnswerRegister(const std::string& agent, std::uint64_t request,
   reply.set_request(request);
   if (!status.ok()) {
     metrics_.ranks_refused.Increment();
-    Log(LogLevel::kWarn, "rank_refused", {{"agent", agent}, {"status", status}});
+    Log(LogLevel::kWarn, "rank_refused", {{"agent", agent}, {"error", status}});
     *reply.mutable_error() = rpc::ToProto(status);
   } else {
     const Channel& channel = channels_.at(identity->channel);
@@ -267,7 +267,7 @@ void Core::ReplicaChecked(std::uint64_t number, const std::string& name, const R
   replica.fault = fault;
   if (fault.ok()) return ReconcileLater(name);
   Log(LogLevel::kWarn, "replica_does_not_fit",
-      {{"replica", ReplicaName(channel->second, replica)}, {"status", fault}});
+      {{"replica", ReplicaName(channel->second, replica)}, {"error", fault}});
   EndRequests(replica, fault, {});
 }
 

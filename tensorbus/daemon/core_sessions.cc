@@ -37,12 +37,20 @@ std::uint64_t SessionOf(const proto::AgentMessage& message) {
   }
 }
 
+bool Says(const proto::SessionFailed& report, std::uint32_t dirty_rank) {
+  const auto& ranks = report.dirty_target_ranks();
+  return std::find(ranks.begin(), ranks.end(), dirty_rank) != ranks.end();
+}
+
 }  // namespace
 
 void Core::OnSessionMessage(Agent& agent, const proto::AgentMessage& message) {
   const SessionId id{SessionOf(message)};
   const auto found = sessions_.find(id);
-  if (found == sessions_.end()) return;  // ended meanwhile; the agent has been told
+  if (found == sessions_.end()) {  // ended meanwhile; the agent has been told
+    if (message.has_session_failed()) OnLeftBehind(agent, message.session_failed());
+    return;
+  }
   Session& session = found->second.session;
   if (session.Find(agent.name) == nullptr) {
     Log(LogLevel::kWarn, "session_stranger", {{"session", id.value}, {"agent", agent.name}});
@@ -52,9 +60,7 @@ void Core::OnSessionMessage(Agent& agent, const proto::AgentMessage& message) {
     const proto::SessionFailed& failed = message.session_failed();
     Status why = rpc::FromProto(failed.error());
     if (why.ok()) why = Status(Code::kUnknown, "it gave no reason");
-    const std::vector<std::uint32_t> dirty(failed.dirty_target_ranks().begin(),
-                                           failed.dirty_target_ranks().end());
-    return AbortSession(id, why.Annotate("agent " + agent.name), dirty);
+    return AbortSession(id, why.Annotate("agent " + agent.name), &agent, failed);
   }
   const Result<Session::Step> step = Feed(session, agent.name, message);
   if (!step.ok()) return AbortSession(id, step.status());
@@ -167,6 +173,7 @@ void Core::FinishSession(SessionId id) {
   for (auto& [number, rank] : replica.ranks) {
     rank.live = config.version;
     rank.dirty = false;
+    rank.doubt = {};
     rank.request.reset();
   }
   const auto version = channel.versions.find(config.version);
@@ -195,26 +202,34 @@ void Core::FinishSession(SessionId id) {
   CloseSession(id, {});
 }
 
-void Core::AbortSession(SessionId id, Status why, const std::vector<std::uint32_t>& dirty) {
+// With the report of the agent at which it failed, if it failed at one: of its own ranks that agent
+// knows what the session left behind. Of the others it is not known yet whether a byte was written,
+// and unknown is dirty: their agents answer the Abort, see OnLeftBehind().
+void Core::AbortSession(SessionId id, Status why, const Agent* agent,
+                        const proto::SessionFailed& report) {
   RunningSession& running = sessions_.at(id);
   Session& session = running.session;
   const Session::Config& config = session.config();
   Channel& channel = channels_.at(config.channel);
   Replica& replica = channel.replicas.at({config.target_job, config.replica});
-  // In place, live memory may be a mixture from the first byte on; a shadow only once ranks began
-  // to flip, when some serve the new version and others the old one.
-  const bool mixture = config.flip == FlipMode::kInPlace
-                           ? session.started()
-                           : session.state() == Session::State::kCommitting;
+  // Once ranks began to flip, some serve the new version and others the old one.
+  const bool mixture = session.state() == Session::State::kCommitting;
+  const bool in_doubt = config.flip == FlipMode::kInPlace && session.started();
   for (auto& [number, rank] : replica.ranks) {
-    const bool told = std::find(dirty.begin(), dirty.end(), number) != dirty.end();
-    rank.dirty = rank.dirty || mixture || told;
+    const bool own = agent != nullptr && rank.agent == agent->name;
+    if (mixture || (own && Says(report, number))) {
+      rank.dirty = true;
+      rank.doubt = {};
+    } else if (in_doubt && !own && !rank.dirty) {
+      rank.dirty = true;
+      rank.doubt = id;
+    }
   }
   if (why.reason() == Reason::kPlanMismatch) known_plans_.erase(PlanKey(config));
   why = why.Annotate(fmt::format("session {} of version {} to {}", id.value, config.version.value,
                                  ReplicaName(channel, replica)));
   Log(LogLevel::kWarn, "session_failed",
-      {{"session", id.value}, {"state", StateName(session.state())}, {"status", why}});
+      {{"session", id.value}, {"state", StateName(session.state())}, {"error", why}});
   proto::Abort abort;
   abort.set_session(id.value);
   *abort.mutable_error() = rpc::ToProto(why);
@@ -225,6 +240,18 @@ void Core::AbortSession(SessionId id, Status why, const std::vector<std::uint32_
   session.MarkFailed();
   metrics_.sessions_failed.Increment();
   CloseSession(id, why);
+}
+
+// An agent's answer to the Abort of a session: its copies have stopped.
+void Core::OnLeftBehind(const Agent& agent, const proto::SessionFailed& report) {
+  for (const RankKey& key : agent.ranks) {
+    RankState* const rank = FindRank(key);
+    if (rank == nullptr || rank->doubt.value == 0 || rank->doubt.value != report.session())
+      continue;
+    rank->doubt = {};
+    rank->dirty = Says(report, key.rank);
+    ReconcileLater(key.channel);
+  }
 }
 
 void Core::SessionTimedOut(SessionId id) {

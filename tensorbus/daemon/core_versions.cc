@@ -31,7 +31,7 @@ void Core::OnPublish(Agent& agent, const proto::Publish& message) {
     metrics_.publishes_accepted.Increment();
   } else {
     metrics_.publishes_refused.Increment();
-    Log(LogLevel::kWarn, "publish_refused", {{"agent", agent.name}, {"status", status}});
+    Log(LogLevel::kWarn, "publish_refused", {{"agent", agent.name}, {"error", status}});
     *reply.mutable_error() = rpc::ToProto(status);
   }
   SendTo(agent.name, Wrap(&proto::DaemonMessage::mutable_publish_accepted, std::move(reply)));
@@ -157,7 +157,7 @@ void Core::ReleaseTimedOut(const std::string& name, Version number, std::uint32_
                   ProducerRankName(channel, rank), waited, number.value, fmt::join(who, "; ")),
       Reason::kMissingRank);
   metrics_.release_wait_seconds.Observe(waited);
-  Log(LogLevel::kWarn, "release_timed_out", {{"status", status}});
+  Log(LogLevel::kWarn, "release_timed_out", {{"error", status}});
   AnswerRelease(channel, rank, number, status);
 }
 

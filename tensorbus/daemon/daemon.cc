@@ -1,9 +1,11 @@
 #include "tensorbus/daemon/daemon.h"
 
 #include <chrono>
+#include <cstring>
 #include <fmt/format.h>
 
 #include "tensorbus/base/metrics.h"
+#include "tensorbus/base/stop_guard.h"
 #include "tensorbus/daemon/secret.h"
 #include "tensorbus/daemon/side_work.h"
 
@@ -14,9 +16,11 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr Nanos kStopGrace = 2s;
-/// Sessions of one second of one life; a life that begins a second later counts from above them.
-constexpr std::uint64_t kSessionsPerSecond = 1000;
-constexpr std::uint64_t kSessionEpochSeconds = 1767225600;  // 2026-01-01
+/// For everything that is waited for when a daemon stops.
+constexpr Nanos kStopLimit = 60s;
+/// Sessions of one life are numbered from a number drawn by chance, so far apart that two lives do
+/// not meet and below 2^53, which JSON keeps.
+constexpr int kSessionBitsOfLife = 20;
 
 Result<std::string> RandomToken() {
   TB_ASSIGN_OR_RETURN(const std::string secret, RandomSecret());
@@ -25,12 +29,11 @@ Result<std::string> RandomToken() {
   return token;
 }
 
-std::uint64_t FirstSession() {
-  const auto now = std::chrono::duration_cast<std::chrono::seconds>(
-                       std::chrono::system_clock::now().time_since_epoch())
-                       .count();
-  const auto seconds = static_cast<std::uint64_t>(now < 0 ? 0 : now);
-  return seconds > kSessionEpochSeconds ? (seconds - kSessionEpochSeconds) * kSessionsPerSecond : 1;
+Result<std::uint64_t> FirstSession() {
+  TB_ASSIGN_OR_RETURN(const std::string chance, RandomSecret());
+  std::uint32_t life = 0;
+  std::memcpy(&life, chance.data(), sizeof life);
+  return (std::uint64_t{life} << kSessionBitsOfLife) + 1;
 }
 
 }  // namespace
@@ -50,7 +53,9 @@ Result<std::unique_ptr<Daemon>> Daemon::Start(DaemonOptions options) {
   if (options.core.data_token.empty()) {
     TB_ASSIGN_OR_RETURN(options.core.data_token, RandomToken());
   }
-  if (options.core.first_session <= 1) options.core.first_session = FirstSession();
+  if (options.core.first_session <= 1) {
+    TB_ASSIGN_OR_RETURN(options.core.first_session, FirstSession());
+  }
   if (!options.metrics_listen.empty()) {
     TB_ASSIGN_OR_RETURN(state->metrics_port, state->registry.Listen(options.metrics_listen));
   }
@@ -82,13 +87,17 @@ int Daemon::metrics_port() const {
 }
 
 void Daemon::Stop() {
+  StopGuard guard("daemon", kStopLimit);
+  guard.At("calls under way");
   // The executor runs until the server is down: open calls are answered by the core. What waits for
   // side work is answered now, so that the server need not wait for that.
   state_->executor.Post([state = state_.get()] {
     state->side_work.Close(Status(Code::kUnavailable, "the daemon stops", Reason::kNotRunning));
   });
   state_->server->Stop(kStopGrace);
+  guard.At("work on layouts");
   state_->side_work.Stop();
+  guard.At("the daemon's executor");
   state_->executor.Stop();
 }
 

@@ -22,7 +22,7 @@ namespace tensorbus::daemon {
 
 /// Bounds: what exceeds them is refused with kResourceExhausted/kBusy or forgotten, oldest first.
 inline constexpr std::size_t kMaxAgents = 4096;
-inline constexpr std::size_t kMaxChannels = 1024;
+inline constexpr std::size_t kMaxChannels = 1024;  ///< empty ones are forgotten to make room
 inline constexpr std::size_t kMaxReplicasOfChannel = 4096;
 inline constexpr std::size_t kMaxKeptVersions = 64;      ///< per channel, being published included
 inline constexpr std::size_t kMaxReleasedVersions = 16;  ///< per channel, remembered for status
@@ -98,6 +98,9 @@ struct RankState {
   Proof proof = Proof::kReadback;
   Version live;
   bool dirty = false;
+  /// The session that made it dirty, as long as the rank's agent has not said what that left
+  /// behind.
+  SessionId doubt;
   std::optional<Request> request;
 
   // Producers.
@@ -188,6 +191,7 @@ struct Channel {
   std::map<ReplicaKey, Replica> replicas;
   std::map<Version, VersionState> versions;  ///< being published or kept
   std::deque<ReleasedVersion> released;
+  TimePoint used;    ///< when a rank last came or went
   Version rollback;  ///< what replicas get until something newer is published; 0 for none
 };
 

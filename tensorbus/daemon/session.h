@@ -71,7 +71,6 @@ class Session {
   bool started() const { return state_ != State::kPreparing; }
   const std::optional<Hash128>& plan_digest() const { return digest_; }
   std::uint64_t bytes() const { return bytes_; }
-  const std::map<std::pair<std::uint32_t, std::uint32_t>, Route>& routes() const { return routes_; }
 
   /// The participant that an agent is; null for strangers.
   const Participant* Find(const std::string& agent) const;

@@ -172,7 +172,7 @@ class RefusedStream final
 grpc::ServerBidiReactor<proto::AgentMessage, proto::DaemonMessage>* ControlService::Attach(
     grpc::CallbackServerContext* context) {
   if (const Status status = gate_.Check(*context); !status.ok()) {
-    Log(LogLevel::kWarn, "agent_refused", {{"peer", context->peer()}, {"status", status}});
+    Log(LogLevel::kWarn, "agent_refused", {{"peer", context->peer()}, {"error", status}});
     return new RefusedStream(status);  // deletes itself in OnDone, as gRPC's reactors do
   }
   const PortId port{next_port_.fetch_add(1)};

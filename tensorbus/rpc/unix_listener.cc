@@ -126,7 +126,7 @@ void UnixListener::State::AcceptOne() const {
   }
   if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return;
   Log(LogLevel::kError, "accept_failed",
-      {{"socket", path}, {"status", ErrnoStatus(errno, "accept")}});
+      {{"socket", path}, {"error", ErrnoStatus(errno, "accept")}});
   pollfd stop = {.fd = wake.get(), .events = POLLIN, .revents = 0};
   ::poll(&stop, 1, kAcceptRetryMs);
 }
@@ -173,7 +173,7 @@ void UnixListener::Stop() {
   if (!state_->thread.joinable()) return;
   const std::uint64_t one = 1;
   if (::write(state_->wake.get(), &one, sizeof one) < 0) {
-    Log(LogLevel::kWarn, "wake_failed", {{"status", ErrnoStatus(errno, "eventfd write")}});
+    Log(LogLevel::kWarn, "wake_failed", {{"error", ErrnoStatus(errno, "eventfd write")}});
   }
   state_->thread.join();
   ::unlink(state_->path.c_str());

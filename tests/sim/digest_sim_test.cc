@@ -53,6 +53,25 @@ TEST_F(DigestSim, NamesTheRankThatHoldsSomethingElse) {
   }
 }
 
+TEST_F(DigestSim, ADirtyReplicaIsNoWitness) {
+  world_.AddAgent("a");
+  world_.AddAgent("b");
+  World::JobOptions dirty;
+  dirty.flip = FlipMode::kInPlace;
+  dirty.live_version = 6;
+  dirty.dirty = true;
+  world_.StartJob("trainer", Role::kProducer, 2, {"a"}, {});
+  world_.StartJob("engine", Role::kConsumer, 2, {"b"}, dirty);
+  EXPECT_EQ(world_.Verify(6).status().code(), Code::kNotFound) << "nobody holds it";
+  world_.StartJob("other", Role::kConsumer, 1, {"b"}, {});
+  Worker& worker = world_.worker("other", 0);
+  worker.content = 6;
+  for (Worker* witness : world_.WorkersOf("engine")) witness->content = 6;
+  world_.Claim(worker);
+  world_.executor.Advance(1s);
+  EXPECT_EQ(worker.claimed.value().code(), Code::kNotFound);
+}
+
 TEST_F(DigestSim, ComparesReplicasWithEachOtherWhenTheTrainerHasWrittenOn) {
   Start();
   Sync();

@@ -335,6 +335,19 @@ TEST_F(SessionSim, EndsByTheDeadlineWhenAnAgentDoesNothing) {
   }
 }
 
+TEST_F(SessionSim, RefusesAnAgentThatSpeaksAnotherProtocol) {
+  FakeAgent& agent = world_.AddAgent("a");
+  agent.Die();
+  world_.executor.RunReady();
+  agent.protocol = kProtocolVersion + 1;
+  agent.Attach();
+  world_.executor.RunReady();
+  ASSERT_TRUE(agent.closed());
+  EXPECT_THAT(*agent.closed(), IsStatus(Code::kFailedPrecondition, Reason::kProtocolVersion));
+  EXPECT_THAT(agent.closed()->message(), HasSubstr("install the same release"));
+  EXPECT_EQ(world_.core->counts().agents, 0U);
+}
+
 TEST_F(SessionSim, LosesAnAgentThatFallsSilent) {
   Start();
   world_.agent("b").silent = true;
@@ -411,6 +424,38 @@ TEST_F(SessionSim, RepairsADirtyReplicaWithTheSameVersion) {
   world_.UpdateAll("engine", Selector::kLatest, 10s);
   ExpectServes(8);
   EXPECT_EQ(ReplicaOf(0).state(), "idle");
+}
+
+TEST_F(SessionSim, AReplicaIsNotDirtyWhenItsAgentSaysThatNoByteWasWritten) {
+  World::JobOptions engine;
+  engine.flip = FlipMode::kInPlace;
+  Start(engine);
+  world_.PublishAll("trainer", 7);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  ExpectServes(7);
+  world_.PublishAll("trainer", 8);
+  // The plan is known, so that this session moves from the start; its source fails at once.
+  world_.agent("a").fail_prepare = Status(Code::kFailedPrecondition, "the source wrote");
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  EXPECT_FALSE(Failure().ok());
+  EXPECT_EQ(ReplicaOf(0).state(), "idle");
+  EXPECT_EQ(ReplicaOf(0).live_version(), 7U);
+  // Nobody says so: unknown is dirty.
+  world_.agent("b").mute.insert(Received::kAbort);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  EXPECT_FALSE(Failure().ok());
+  EXPECT_EQ(ReplicaOf(0).state(), "dirty");
+}
+
+TEST_F(SessionSim, AReplicaIsDirtyWhenBytesWereWrittenBeforeASourceFailed) {
+  World::JobOptions engine;
+  engine.flip = FlipMode::kInPlace;
+  Start(engine);
+  world_.PublishAll("trainer", 7);
+  world_.agent("a").corrupt_source = 0;  // found out when the bytes have moved
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  EXPECT_FALSE(Failure().ok());
+  EXPECT_EQ(ReplicaOf(0).state(), "dirty");
 }
 
 TEST_F(SessionSim, BringsADirtyReplicaEvenWhatItServed) {

@@ -164,6 +164,11 @@ TEST_F(VersionSim, RefusesVersionsThatGoBack) {
   }
   EXPECT_THAT(world_.worker("trainer", 0).published.value(),
               IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
+  // Nothing could follow it.
+  world_.Publish(world_.worker("trainer", 0), ~std::uint64_t{0});
+  EXPECT_THAT(world_.worker("trainer", 0).published.value(),
+              IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  world_.PublishAll("trainer", 6);
 }
 
 TEST_F(VersionSim, BeginsANewEpochWhenTheTrainerRestarts) {
@@ -189,6 +194,42 @@ TEST_F(VersionSim, BeginsANewEpochWhenTheTrainerRestarts) {
   EXPECT_EQ(world_.worker("engine", 0).live, 6U);
 }
 
+TEST_F(VersionSim, ForgetsEmptyChannelsAndNoEpochComesTwice) {
+  Start();
+  world_.PublishAll("trainer", 5);
+  auto visit = [&, pid = 1000U](int number) mutable {
+    World::JobOptions options;
+    options.pid = ++pid;  // another process every time
+    options.channel = "run" + std::to_string(number);
+    Worker& worker = world_.Register("a", "once", Role::kProducer, 0, 1, options);
+    EXPECT_OK(worker.registered.value()) << number;
+    world_.Publish(worker, 9);
+    const std::uint64_t epoch = worker.epoch;
+    world_.Leave(worker);
+    world_.executor.Advance(1s);
+    return epoch;
+  };
+  EXPECT_EQ(visit(0), 1U);
+  EXPECT_EQ(visit(0), 2U);
+  EXPECT_EQ(visit(0), 3U);
+  for (int number = 1; number < 1200; ++number) visit(number);
+  EXPECT_EQ(visit(0), 4U) << "forgotten meanwhile";
+  world_.PublishAll("trainer", 6);  // what is in use is not
+}
+
+TEST_F(VersionSim, NamesTheRemedyWhenAllChannelsAreInUse) {
+  world_.AddAgent("a");
+  Status last;
+  for (int number = 0; number < 1025; ++number) {
+    World::JobOptions options;
+    options.channel = "run" + std::to_string(number);
+    last = world_.Register("a", "job", Role::kProducer, 0, 1, options).registered.value();
+    if (number < 1024) ASSERT_OK(last);
+  }
+  EXPECT_THAT(last, IsStatus(Code::kResourceExhausted, Reason::kBusy));
+  EXPECT_THAT(last.message(), HasSubstr("stop the jobs of one"));
+}
+
 TEST_F(VersionSim, RefusesPublishesOfAnEpochThatIsOver) {
   Start();
   world_.Leave(world_.worker("trainer", 0));
@@ -198,6 +239,21 @@ TEST_F(VersionSim, RefusesPublishesOfAnEpochThatIsOver) {
   world_.Publish(world_.worker("trainer", 1), 9);  // its old process
   EXPECT_THAT(world_.worker("trainer", 1).published.value(),
               IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
+}
+
+TEST_F(VersionSim, RefusesAProcessOfAnEpochThatIsOver) {
+  Start();
+  for (const std::uint32_t rank : {0U, 1U}) world_.Leave(world_.worker("trainer", rank));
+  World::JobOptions again;
+  again.pid = 2000;
+  world_.StartJob("trainer", Role::kProducer, 2, {"a"}, again);
+  world_.Leave(world_.worker("trainer", 1));
+  World::JobOptions late;
+  late.pid = 3000;
+  late.known_epoch = 1;
+  const Status status = Registered(late, Role::kProducer, 1, 2, "trainer");
+  EXPECT_THAT(status, IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
+  EXPECT_THAT(status.message(), HasSubstr("belongs to epoch 1"));
 }
 
 TEST_F(VersionSim, KeepsTheEpochForAProcessThatComesBackThroughANewAgent) {

@@ -98,7 +98,7 @@ void FakeAgent::Attach() {
   });
   proto::AgentMessage message;
   proto::Hello& hello = *message.mutable_hello();
-  hello.set_protocol(kProtocolVersion);
+  hello.set_protocol(protocol);
   hello.set_agent(name_);
   hello.set_host(host_);
   hello.set_pid(4711);
@@ -226,6 +226,12 @@ void FakeAgent::Handle(const proto::DaemonMessage& message) {
 }
 
 void FakeAgent::OnPrepare(const proto::Prepare& prepare) {
+  if (fail_prepare) {
+    proto::AgentMessage message;
+    message.mutable_session_failed()->set_session(prepare.session());
+    *message.mutable_session_failed()->mutable_error() = rpc::ToProto(*fail_prepare);
+    return Say(std::move(message));
+  }
   sessions_[prepare.session()] = prepare;
   prepared_epoch = prepare.channel_epoch();
   capabilities[prepare.session()] = prepare.capability();
@@ -245,6 +251,7 @@ void FakeAgent::Move(std::uint64_t session) {
     const auto found = sessions_.find(session);
     if (found == sessions_.end()) return;
     const proto::Prepare prepare = found->second;
+    moved_.insert(session);
     for (const std::uint32_t target : Self(prepare, name_).target_ranks()) {
       proto::AgentMessage message;
       proto::SessionReceipt& receipt = *message.mutable_session_receipt();
@@ -322,6 +329,17 @@ void FakeAgent::EndSession(std::uint64_t session, const Status& status, std::uin
   if (found == sessions_.end()) return;
   const proto::Prepare prepare = found->second;
   sessions_.erase(found);
+  const bool moved = moved_.erase(session) != 0;
+  if (!status.ok() && Self(prepare, name_).target_ranks_size() != 0) {
+    proto::AgentMessage message;  // what is left behind
+    message.mutable_session_failed()->set_session(session);
+    *message.mutable_session_failed()->mutable_error() = rpc::ToProto(status);
+    if (moved && prepare.flip() == static_cast<std::uint32_t>(FlipMode::kInPlace)) {
+      *message.mutable_session_failed()->mutable_dirty_target_ranks() =
+          Self(prepare, name_).target_ranks();
+    }
+    Say(std::move(message));
+  }
   for (const std::uint32_t target : Self(prepare, name_).target_ranks()) {
     Worker& worker =
         world_.worker(prepare.target_job(), target, prepare.replica(), prepare.channel());

@@ -59,10 +59,13 @@ class FakeAgent : public rpc::AgentPort {
   /// The process dies: the stream ends, nothing is answered any more.
   void Die();
   bool attached() const { return attached_; }
+  /// Why the daemon ended the stream, if it did.
+  const std::optional<Status>& closed() const { return closed_; }
 
   const std::string& name() const { return name_; }
 
   // Where it errs.
+  std::uint32_t protocol = kProtocolVersion;
   std::set<Received> mute;                      ///< gets these but does nothing
   std::optional<Received> die_on;               ///< dies when this comes
   std::optional<Sent> die_instead;              ///< dies where it would send this
@@ -70,6 +73,7 @@ class FakeAgent : public rpc::AgentPort {
   std::optional<std::uint32_t> corrupt_target;  ///< target rank whose digest differs
   std::optional<std::uint32_t> corrupt_source;  ///< source rank that counts other bytes than left
   bool stale_receipts = false;                  ///< whose receipts are of another epoch
+  std::optional<Status> fail_prepare;           ///< answers Prepare with this failure
   bool silent = false;                          ///< says nothing more, though its stream stands
   std::uint32_t loss_per_mille = 0;             ///< of what it sends
   std::function<std::uint64_t()> random;
@@ -93,6 +97,7 @@ class FakeAgent : public rpc::AgentPort {
   bool attached_ = false;
   std::optional<Status> closed_;
   std::map<std::uint64_t, proto::Prepare> sessions_;
+  std::set<std::uint64_t> moved_;  ///< sessions in which a byte was written here
 };
 
 /// Side work in virtual time: each piece takes `duration`, one after the other in each lane.
