@@ -1,28 +1,23 @@
 #include "agent/agent.h"
 
-#include <cstdio>
 #include <fmt/format.h>
 #include <future>
 #include <unistd.h>
 
 #include "agent/session_table.h"
 #include "agent/tensor_digests.h"
+#include "agent/trace_dump.h"
 #include "tensorbus/base/log.h"
+#include "tensorbus/base/stop_guard.h"
+#include "tensorbus/rpc/address.h"
 #include "tensorbus/rpc/convert.h"
 #include "tensorbus/rpc/status_map.h"
 
 namespace tensorbus::agent {
 namespace {
 
-std::uint64_t ResidentBytes() {
-  std::FILE* const file = std::fopen("/proc/self/statm", "re");
-  if (file == nullptr) return 0;
-  unsigned long long total = 0;
-  unsigned long long resident = 0;
-  const int got = std::fscanf(file, "%llu %llu", &total, &resident);
-  std::fclose(file);
-  return got == 2 ? resident * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) : 0;
-}
+/// For everything that is waited for when an agent stops; copies under way end long before.
+constexpr Nanos kStopLimit = std::chrono::seconds(30);
 
 AgentParts WithBudget(AgentParts parts, const AgentOptions& options) {
   if (parts.staging == nullptr) {
@@ -55,7 +50,9 @@ class Agent::Core final : public SessionHost, public DeskHost {
                                                               options_.work_thread_count * 2),
                                   .bucket_patience = options_.bucket_patience},
                .daemon_wait = options_.daemon_wait,
-               .register_wait = options_.register_wait},
+               .register_wait = options_.register_wait,
+               .publish_wait = options_.publish_wait,
+               .claim_wait = options_.claim_wait},
               executor_, pool_, *this),
         link_(LinkOptions(), executor_, parts_.open_link, LinkHandler()) {
     if (parts_.metrics != nullptr) AddMetrics(*parts_.metrics);
@@ -118,10 +115,17 @@ class Agent::Core final : public SessionHost, public DeskHost {
     desk_.CallHook(rank, hook, event, timeout, std::move(done));
   }
   void OnTargetFree(Rank& rank) override { desk_.OnTargetFree(rank); }
-  bool HasPendingUpdate(const Rank& rank) override { return desk_.HasPendingUpdate(rank); }
   void TellUpdated(Rank& rank, wire::Updated updated) override { desk_.TellUpdated(rank, updated); }
+  std::string DumpTrace(SessionId session, const Status& why) override {
+    if (options_.trace_folder.empty()) return "";
+    std::string path = TracePath(options_.trace_folder, session);
+    pool_.Submit([path, session, why, records = trace_.Records()] {
+      const Status written = WriteTrace(path, session, why, records);
+      if (!written.ok()) Log(LogLevel::kWarn, "trace_not_written", {{"error", written}});
+    });
+    return path;
+  }
   void CountBytesMoved(std::uint64_t bytes) override {
-    bytes_moved_ += bytes;
     if (bytes_counter_ != nullptr) bytes_counter_->Add(static_cast<double>(bytes));
   }
 
@@ -149,7 +153,6 @@ class Agent::Core final : public SessionHost, public DeskHost {
     if (parts_.remote != nullptr && !parts_.remote->endpoint().empty()) {
       options.hello.add_endpoints(parts_.remote->endpoint());
     }
-    options.hello.set_token(options_.token);
     options.hello.set_pid(static_cast<std::uint32_t>(::getpid()));
     options.retry_min = options_.daemon_retry_min;
     options.retry_max = options_.daemon_retry_max;
@@ -194,7 +197,6 @@ class Agent::Core final : public SessionHost, public DeskHost {
   WorkerDesk desk_;
   DaemonLink link_;
   std::unique_ptr<WorkerServer> server_;
-  std::uint64_t bytes_moved_ = 0;
   Gauge* ranks_gauge_ = nullptr;
   Counter* bytes_counter_ = nullptr;
 };
@@ -284,14 +286,10 @@ void Agent::Core::OnQuery(const proto::Query& query) {
       event.set_begin_ns(record.begin_ns);
       event.set_end_ns(record.end_ns);
       event.set_bytes(record.bytes);
-      event.set_detail(record.detail);
     }
   } else {
-    proto::AgentStats& stats = *answer.mutable_stats();
-    stats.set_bytes_moved(bytes_moved_);
-    stats.set_rss_bytes(ResidentBytes());
-    stats.set_staging_bytes(parts_.staging->used_bytes());
-    stats.set_staging_bytes_peak(parts_.staging->used_bytes_max());
+    *answer.mutable_error() = rpc::ToProto(Status(
+        Code::kUnimplemented, "this agent does not know the question", Reason::kUnsupported));
   }
   link_.Send(std::move(message));
 }
@@ -311,6 +309,9 @@ void Agent::Core::AddMetrics(Metrics& metrics) {
 Agent::Agent() = default;
 
 Result<std::unique_ptr<Agent>> Agent::Create(AgentOptions options, AgentParts parts) {
+  if (!options.trace_folder.empty()) {
+    TB_RETURN_IF_ERROR(rpc::EnsurePrivateDir(options.trace_folder).Annotate("traces"));
+  }
   std::unique_ptr<Agent> agent(new Agent());
   agent->executor_ = std::make_unique<ThreadExecutor>("tb-agent");
   agent->core_ = std::make_unique<Core>(std::move(options), std::move(parts), *agent->executor_);
@@ -321,6 +322,8 @@ Result<std::unique_ptr<Agent>> Agent::Create(AgentOptions options, AgentParts pa
     if (listens.ok()) core->Start();
     listening.set_value(std::move(listens));
   });
+  StopGuard guard("agent", kStopLimit);  // the task refers to what this function would leave
+  guard.At("listening for workers");
   TB_RETURN_IF_ERROR(listening.get_future().get());
   return agent;
 }
@@ -337,14 +340,19 @@ const std::string& Agent::socket_path() const {
 // work for them, then the executor that all of these post to.
 void Agent::Stop() {
   if (core_ == nullptr) return;
+  StopGuard guard("agent", kStopLimit);
+  guard.At("the workers' connections");
   core_->StopWorkers();
+  guard.At("sessions, and whoever reads their sources");
   std::promise<void> stopped;
   executor_->Post([this, &stopped] {
     core_->StopSessions();
     stopped.set_value();
   });
   stopped.get_future().wait();
+  guard.At("pulls and copies under way");
   core_->StopWork();
+  guard.At("the agent's executor");
   executor_->Stop();
   core_.reset();
 }

@@ -24,14 +24,17 @@ struct AgentOptions {
   std::string host;  ///< agents of equal host share memory-speed links
   WorkerServer::Options workers;
   std::string daemon_target;  ///< for messages
-  std::string token;          ///< for the daemon, over TCP without mTLS
   std::uint64_t staging_bytes = 256U << 20;
   std::uint32_t work_thread_count = 2;
   Nanos daemon_wait = std::chrono::seconds(10);
   Nanos register_wait = std::chrono::minutes(12);
+  Nanos publish_wait = std::chrono::minutes(1);
+  Nanos claim_wait = std::chrono::minutes(12);
   /// How long a worker may take to pack or unpack private memory once.
   Nanos bucket_patience = std::chrono::seconds(20);
   std::size_t trace_record_count = 4096;
+  /// Where the traces of failed sessions go; made if missing, its parent exists. Empty: nowhere.
+  std::string trace_folder;
   Nanos daemon_retry_min = std::chrono::milliseconds(100);
   Nanos daemon_retry_max = std::chrono::seconds(5);
 };
@@ -58,7 +61,8 @@ struct AgentParts {
 /// executor thread, copies on the work threads and in the transports.
 class Agent {
  public:
-  /// Listens for workers and starts to look for the daemon. Errors: as LocalListener::Create().
+  /// Listens for workers and starts to look for the daemon. Errors: as LocalListener::Create(),
+  /// and of the folder for traces.
   static Result<std::unique_ptr<Agent>> Create(AgentOptions options, AgentParts parts);
   /// Stop()s.
   ~Agent();
@@ -67,7 +71,8 @@ class Agent {
 
   const std::string& socket_path() const;
 
-  /// Lets workers go, cancels sessions, waits for copies, joins. Idempotent.
+  /// Lets workers go, cancels sessions, waits for copies, joins. Idempotent. Ends the process when
+  /// that does not end within half a minute (StopGuard).
   void Stop();
 
  private:

@@ -31,10 +31,8 @@ class SessionTable {
   void OnRankLeft(const Rank& rank, const std::string& why);
   /// No decision about any session can arrive any more.
   void OnDaemonLost(const Status& why);
-  /// Closes every session and waits for its sources to be left alone.
+  /// Closes every session and waits for its sources to be left alone; under the agent's StopGuard.
   void Shutdown();
-
-  std::size_t session_count() const { return sessions_.size(); }
 
  private:
   std::shared_ptr<Session> Find(SessionId id);

@@ -16,7 +16,6 @@ struct TraceRecord {
   std::uint64_t begin_ns = 0;  ///< CLOCK_REALTIME
   std::uint64_t end_ns = 0;
   std::uint64_t bytes = 0;
-  std::string detail;
 };
 
 /// Nanoseconds of CLOCK_REALTIME now.

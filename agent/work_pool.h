@@ -23,7 +23,7 @@ class Outstanding {
     MutexLock lock(mutex_);
     if (--count_ == 0) none_.NotifyAll();
   }
-  /// Waits until there are none.
+  /// Waits until there are none; for an agent that stops, under its StopGuard.
   void Wait() {
     MutexLock lock(mutex_);
     while (count_ != 0) none_.Wait(mutex_);

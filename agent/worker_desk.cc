@@ -331,11 +331,25 @@ void WorkerDesk::GiveUpRegistering(Worker& worker) {
                     fmt::format("the daemon has not answered the registration of {} in {:.1f} s",
                                 worker.rank->Name(), Seconds(options_.register_wait)),
                     Reason::kBusy);
-  proto::AgentMessage message;
-  *message.mutable_leave_rank()->mutable_rank() = rpc::ToProto(worker.rank->identity);
-  message.mutable_leave_rank()->set_why(late.message());
-  host_.SendToDaemon(std::move(message));
+  LeaveAtDaemon(*worker.rank, false, late.message());
   AnswerRegistered(worker, late, {});
+}
+
+void WorkerDesk::LeaveAtDaemon(const Rank& rank, bool on_purpose, const std::string& why) {
+  proto::AgentMessage message;
+  *message.mutable_leave_rank()->mutable_rank() = rpc::ToProto(rank.identity);
+  message.mutable_leave_rank()->set_on_purpose(on_purpose);
+  message.mutable_leave_rank()->set_why(why);
+  host_.SendToDaemon(std::move(message));
+}
+
+// After a question was given up that the daemon may still answer: whatever it takes this rank for
+// then, it hears next that the rank left and came back as what it is.
+void WorkerDesk::RegisterAnew(Worker& worker, const std::string& why) {
+  if (!host_.daemon_ready()) return;  // it will be said when the daemon is back
+  worker.rank->registered = false;
+  LeaveAtDaemon(*worker.rank, false, why);
+  RegisterAtDaemon(worker);
 }
 
 void WorkerDesk::RegisterAtDaemon(Worker& worker) {
@@ -387,8 +401,7 @@ void WorkerDesk::AnswerRegistered(Worker& worker, const Status& status, ChannelE
     rank.epoch = epoch;
     answer.mode = rank.memory->mode();
     answer.why = rank.memory->why();
-    const double measured = rank.memory->expected_gb_per_s();
-    answer.expected_gb_per_s = measured > 0 ? measured : options_.copy_gb_per_s;
+    answer.expected_gb_per_s = rank.memory->expected_gb_per_s();
     answer.epoch = epoch;
     answer.register_seconds = worker.register_seconds;
     answer.prefault_seconds = worker.prefault_seconds;
@@ -419,6 +432,7 @@ void WorkerDesk::Leave(Worker& worker, bool on_purpose, const std::string& why) 
   by_key_.erase(held);
   for (auto& [version, pending] : worker.releases) executor_.CancelTimer(pending.timer);
   if (worker.update.has_value()) executor_.CancelTimer(worker.update->timer);
+  if (worker.claim.has_value()) executor_.CancelTimer(worker.claim->timer);
   worker.releases.clear();
   worker.update.reset();
   worker.publish.reset();
@@ -430,13 +444,7 @@ void WorkerDesk::Leave(Worker& worker, bool on_purpose, const std::string& why) 
                     Reason::kPeerLost);
   Log(on_purpose ? LogLevel::kInfo : LogLevel::kWarn, "rank_left",
       {{"rank", rank->Name()}, {"why", why}});
-  if (known && host_.daemon_ready()) {
-    proto::AgentMessage message;
-    *message.mutable_leave_rank()->mutable_rank() = rpc::ToProto(rank->identity);
-    message.mutable_leave_rank()->set_on_purpose(on_purpose);
-    message.mutable_leave_rank()->set_why(why);
-    host_.SendToDaemon(std::move(message));
-  }
+  if (known && host_.daemon_ready()) LeaveAtDaemon(*rank, on_purpose, why);
   if (rank->buckets != nullptr) rank->buckets->Close(gone);
   FailHooks(*rank, gone);
   host_.OnRankLeft(*rank, why);
@@ -455,12 +463,7 @@ void WorkerDesk::OnDaemonLost(const Status& why) {
   for (const auto& [id, worker] : workers_) {
     worker->daemon_register_request = 0;
     if (worker->rank != nullptr) worker->rank->registered = false;
-    if (worker->claim.has_value()) {
-      wire::Claimed answer;
-      answer.status = why;
-      Send(*worker, wire::MessageType::kClaimed, worker->claim->worker_request, answer);
-      worker->claim.reset();
-    }
+    if (worker->claim.has_value()) AnswerClaim(*worker, why, {});
   }
 }
 

@@ -54,8 +54,6 @@ class WorkerDesk {
   struct Options {
     std::string agent_name;
     std::uint64_t staging_bytes = 0;
-    /// Rough copy speed of mapped memory on this host, for Registered; 0 if unknown.
-    double copy_gb_per_s = 0;
     /// What ranks with private memory share.
     PrivateMemoryPlant private_memory = {};
     /// How long a registration or publish waits for a daemon that is not there.
@@ -63,6 +61,10 @@ class WorkerDesk {
     /// How long a registration waits for a daemon that is there: it may have a large layout to look
     /// at. Longer than the daemon gives itself.
     Nanos register_wait = std::chrono::minutes(12);
+    /// How long a publish waits for a daemon that is there. It answers at once unless it is stuck.
+    Nanos publish_wait = std::chrono::minutes(1);
+    /// How long a claim may take. Longer than the daemon gives itself.
+    Nanos claim_wait = std::chrono::minutes(12);
     /// Added to a worker's own deadline before this side answers in the daemon's place.
     Nanos deadline_grace = std::chrono::milliseconds(500);
   };
@@ -98,7 +100,6 @@ class WorkerDesk {
                 Nanos timeout, std::function<void(Status)> done);
   /// The session that wrote to the rank is over without a flip.
   void OnTargetFree(Rank& rank);
-  bool HasPendingUpdate(const Rank& rank) const;
   /// Answers the pending update of the rank; without one there is nobody to tell.
   void TellUpdated(Rank& rank, const wire::Updated& updated);
 
@@ -123,7 +124,9 @@ class WorkerDesk {
     std::uint64_t write_count = 0;
     std::shared_ptr<const MemoryAccess> snapshot;
     PublishReceipts receipts;
-    TimePoint deadline;
+    bool sent = false;   ///< the daemon may have accepted it
+    TimePoint deadline;  ///< for a daemon that is not there
+    TimePoint limit;     ///< for one that is
   };
   struct PendingRelease {
     std::uint64_t worker_request = 0;
@@ -133,6 +136,7 @@ class WorkerDesk {
   struct PendingClaim {
     std::uint64_t worker_request = 0;
     std::uint64_t daemon_request = 0;
+    Executor::TimerId timer = 0;
   };
   struct PendingHook {
     std::shared_ptr<Rank> rank;
@@ -169,6 +173,8 @@ class WorkerDesk {
   void RegisterAtDaemon(Worker& worker);
   void AwaitRegistered(Worker& worker);
   void GiveUpRegistering(Worker& worker);
+  void LeaveAtDaemon(const Rank& rank, bool on_purpose, const std::string& why);
+  void RegisterAnew(Worker& worker, const std::string& why);
   void AnswerRegistered(Worker& worker, const Status& status, ChannelEpoch epoch);
   void Leave(Worker& worker, bool on_purpose, const std::string& why);
   // worker_requests.cc
@@ -178,6 +184,8 @@ class WorkerDesk {
   void MakeRouteReceipts(ConnectionId connection, std::shared_ptr<const MemoryAccess> memory,
                          std::vector<PlanKey> keys);
   void PublishAtDaemon(Worker& worker);
+  void AwaitAccepted(Worker& worker);
+  void GiveUpPublishing(Worker& worker);
   void AnswerPublish(Worker& worker, const Status& status);
   void OnRequestRelease(Worker& worker, wire::Frame frame);
   void AskRelease(Worker& worker, Version version, const PendingRelease& pending);
@@ -190,6 +198,7 @@ class WorkerDesk {
   void OnCancelUpdate(Worker& worker, const wire::Frame& frame);
   void OnHookDone(Worker& worker, const wire::Frame& frame);
   void OnClaim(Worker& worker, const wire::Frame& frame);
+  void AnswerClaim(Worker& worker, const Status& status, Version version);
 
   Worker* Find(ConnectionId connection);
   Worker* Find(const RankKey& key);

@@ -168,18 +168,12 @@ void WorkerDesk::MakeRouteReceipts(ConnectionId connection,
 void WorkerDesk::PublishAtDaemon(Worker& worker) {
   PendingPublish& pending = *worker.publish;
   if (pending.daemon_request == 0) {
-    pending.deadline = executor_.Now() + options_.daemon_wait;
-    executor_.PostAt(
-        pending.deadline,
-        IfThere(worker.connection, [this, version = pending.publish.version](Worker& at) {
-          if (!at.publish.has_value()) return;
-          if (at.publish->publish.version != version) return;
-          if (executor_.Now() < at.publish->deadline) return;
-          AnswerPublish(at, NoDaemon());
-        }));
+    pending.limit = executor_.Now() + options_.publish_wait;
+    AwaitAccepted(worker);
   }
   pending.daemon_request = next_request_++;
   if (!host_.daemon_ready() || !worker.rank->registered) return;  // sent when it is there again
+  pending.sent = true;
   proto::AgentMessage message;
   proto::Publish& out = *message.mutable_publish();
   out.set_request(pending.daemon_request);
@@ -190,6 +184,35 @@ void WorkerDesk::PublishAtDaemon(Worker& worker) {
   out.set_keep_last(pending.publish.keep_last);
   out.set_snapshot_made(pending.snapshot != nullptr);
   host_.SendToDaemon(std::move(message));
+}
+
+// As with a registration: a daemon that is not there is soon given up, and one that is there
+// answers. Without one the failure is true: a daemon that is gone, or has lost us, serves no
+// version of ours.
+void WorkerDesk::AwaitAccepted(Worker& worker) {
+  PendingPublish& pending = *worker.publish;
+  pending.deadline = std::min(executor_.Now() + options_.daemon_wait, pending.limit);
+  executor_.PostAt(
+      pending.deadline,
+      IfThere(worker.connection, [this, version = pending.publish.version](Worker& at) {
+        if (!at.publish.has_value() || at.publish->publish.version != version) return;
+        if (executor_.Now() < at.publish->deadline) return;
+        if (host_.daemon_ready() && executor_.Now() < at.publish->limit) return AwaitAccepted(at);
+        GiveUpPublishing(at);
+      }));
+}
+
+void WorkerDesk::GiveUpPublishing(Worker& worker) {
+  if (!host_.daemon_ready()) return AnswerPublish(worker, NoDaemon());
+  const Status late(Code::kDeadlineExceeded,
+                    fmt::format("the daemon has not answered the publish of version {} by {} in "
+                                "{:.1f} s",
+                                worker.publish->publish.version.value, worker.rank->Name(),
+                                Seconds(options_.publish_wait)),
+                    Reason::kBusy);
+  const bool sent = worker.publish->sent;
+  AnswerPublish(worker, late);
+  if (sent) RegisterAnew(worker, late.message());
 }
 
 void WorkerDesk::OnPublishAccepted(const proto::PublishAccepted& message) {
@@ -420,11 +443,6 @@ void WorkerDesk::OnTargetFree(Rank& rank) {
   if (const std::optional<Status> failure = worker->update->failure) FailUpdate(*worker, *failure);
 }
 
-bool WorkerDesk::HasPendingUpdate(const Rank& rank) const {
-  const auto found = by_key_.find(RankKey::Of(rank.identity));
-  return found != by_key_.end() && workers_.at(found->second.value)->update.has_value();
-}
-
 void WorkerDesk::TellUpdated(Rank& rank, const wire::Updated& updated) {
   Worker* const worker = Find(rank.connection);
   if (worker != nullptr && worker->rank.get() == &rank) AnswerUpdate(*worker, updated);
@@ -444,6 +462,16 @@ void WorkerDesk::OnClaim(Worker& worker, const wire::Frame& frame) {
   }
   const std::uint64_t request = next_request_++;
   worker.claim = PendingClaim{.worker_request = frame.request, .daemon_request = request};
+  worker.claim->timer = executor_.PostAfter(
+      options_.claim_wait, IfThere(worker.connection, [this, request](Worker& at) {
+        if (!at.claim.has_value() || at.claim->daemon_request != request) return;
+        const Status late(Code::kDeadlineExceeded,
+                          fmt::format("the claim of {} was not answered in {:.1f} s",
+                                      at.rank->Name(), Seconds(options_.claim_wait)),
+                          Reason::kBusy);
+        AnswerClaim(at, late, {});
+        RegisterAnew(at, late.message());
+      }));
   const std::shared_ptr<const PieceIndex> pieces = worker.rank->pieces;
   DigestPieces({pool_, executor_}, pieces, worker.rank->memory,
                [this, alive = alive_, connection = worker.connection, pieces,
@@ -451,13 +479,7 @@ void WorkerDesk::OnClaim(Worker& worker, const wire::Frame& frame) {
                  if (!*alive) return;
                  IfThere(connection, [this, &pieces, &sums, request](Worker& at) {
                    if (!at.claim.has_value() || at.claim->daemon_request != request) return;
-                   if (!sums.ok()) {
-                     wire::Claimed failed;
-                     failed.status = sums.status();
-                     Send(at, wire::MessageType::kClaimed, at.claim->worker_request, failed);
-                     at.claim.reset();
-                     return;
-                   }
+                   if (!sums.ok()) return AnswerClaim(at, sums.status(), {});
                    proto::AgentMessage message;
                    proto::ClaimVersion& out = *message.mutable_claim_version();
                    out.set_request(request);
@@ -472,18 +494,22 @@ void WorkerDesk::OnClaimAnswered(const proto::ClaimAnswered& message) {
   for (const auto& [id, worker] : workers_) {
     if (!worker->claim.has_value()) continue;
     if (worker->claim->daemon_request != message.request()) continue;
-    wire::Claimed answer;
-    answer.status = rpc::FromProto(message.error());
-    answer.version = Version{message.version()};
-    if (answer.status.ok()) {
-      worker->rank->live_version = answer.version;
-      worker->rank->dirty = false;
-      worker->rank->page->live_version.store(answer.version.value, std::memory_order_release);
-    }
-    Send(*worker, wire::MessageType::kClaimed, worker->claim->worker_request, answer);
-    worker->claim.reset();
-    return;
+    return AnswerClaim(*worker, rpc::FromProto(message.error()), Version{message.version()});
   }
+}
+
+void WorkerDesk::AnswerClaim(Worker& worker, const Status& status, Version version) {
+  executor_.CancelTimer(worker.claim->timer);
+  wire::Claimed answer;
+  answer.status = status;
+  answer.version = version;
+  if (status.ok()) {
+    worker.rank->live_version = version;
+    worker.rank->dirty = false;
+    worker.rank->page->live_version.store(version.value, std::memory_order_release);
+  }
+  Send(worker, wire::MessageType::kClaimed, worker.claim->worker_request, answer);
+  worker.claim.reset();
 }
 
 // ---- hooks

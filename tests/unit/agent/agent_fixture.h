@@ -59,6 +59,7 @@ class AgentFixture : public ::testing::Test {
     options.host = "host-a";
     options.workers.socket_path = folder_ + "/agent.sock";
     options.daemon_target = "fake-target";
+    options.trace_folder = folder_ + "/traces";
     options.daemon_retry_min = std::chrono::milliseconds(5);
     options.daemon_retry_max = std::chrono::milliseconds(20);
     agent::AgentParts parts;
@@ -70,6 +71,8 @@ class AgentFixture : public ::testing::Test {
     options.bucket_patience = bucket_patience;
     options.daemon_wait = daemon_wait;
     options.register_wait = register_wait;
+    options.publish_wait = publish_wait;
+    options.claim_wait = claim_wait;
     auto made = agent::Agent::Create(std::move(options), std::move(parts));
     ASSERT_OK(made);
     agent = *std::move(made);
@@ -149,6 +152,8 @@ class AgentFixture : public ::testing::Test {
   Nanos daemon_wait = std::chrono::seconds(10);                           ///< before Restart()
   Nanos register_wait = std::chrono::minutes(12);                         ///< before Restart()
   std::shared_ptr<transport::StagingBudget> staging;
+  Nanos publish_wait = std::chrono::minutes(1);  ///< before Restart()
+  Nanos claim_wait = std::chrono::minutes(12);   ///< before Restart()
   FakeDaemon daemon;
   std::unique_ptr<Metrics> metrics;
   std::unique_ptr<transport::Transport> local;

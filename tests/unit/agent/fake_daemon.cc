@@ -171,16 +171,17 @@ proto::Answer FakeDaemon::Ask(const std::string& agent, proto::Query query) {
   return answers_[id];
 }
 
-void FakeDaemon::StartSession(const std::string& job, std::uint32_t replica,
-                              std::uint64_t version) {
-  executor_.Post([this, job, replica, version] { Start(job, replica, version); });
-}
-
 void FakeDaemon::set_timeout(Nanos timeout) {
   executor_.Post([this, timeout] { timeout_ = timeout; });
 }
 void FakeDaemon::set_register_time(Nanos time) {
   executor_.Post([this, time] { register_time_ = time; });
+}
+void FakeDaemon::set_publish_time(Nanos time) {
+  executor_.Post([this, time] { publish_time_ = time; });
+}
+void FakeDaemon::set_answer_claims(bool answer) {
+  executor_.Post([this, answer] { answer_claims_ = answer; });
 }
 void FakeDaemon::set_from_snapshot(bool from_snapshot) {
   executor_.Post([this, from_snapshot] { from_snapshot_ = from_snapshot; });
@@ -277,7 +278,11 @@ void FakeDaemon::OnAgentMessage(std::uint64_t link, AgentMessage message) {
       return OnLeave(key, message.leave_rank().why());
     }
     case AgentMessage::kPublish:
-      return OnPublish(link, message.publish());
+      if (publish_time_ == Nanos{}) return AcceptPublish(link, message.publish());
+      executor_.PostAfter(publish_time_, [this, link, publish = message.publish()] {
+        AcceptPublish(link, publish);
+      });
+      return;
     case AgentMessage::kRequestRelease: {
       DaemonMessage answer;
       *answer.mutable_version_released()->mutable_rank() = message.request_release().rank();
@@ -353,6 +358,7 @@ void FakeDaemon::OnAgentMessage(std::uint64_t link, AgentMessage message) {
       return FailSession(SessionId{message.session_failed().session()},
                          rpc::FromProto(message.session_failed().error()));
     case AgentMessage::kClaimVersion: {
+      if (!answer_claims_) return;
       DaemonMessage answer;
       answer.mutable_claim_answered()->set_request(message.claim_version().request());
       answer.mutable_claim_answered()->set_version(latest_);
@@ -387,8 +393,9 @@ void FakeDaemon::OnRegister(std::uint64_t link, const proto::RegisterRank& messa
   executor_.PostAfter(register_time_, [this, link, answer] { SendTo(link, answer); });
 }
 
-void FakeDaemon::OnPublish(std::uint64_t link, const proto::Publish& message) {
+void FakeDaemon::AcceptPublish(std::uint64_t link, const proto::Publish& message) {
   const RankKey key = RankKey::Of(*rpc::FromProto(message.rank()));
+  if (!ranks_.contains(key)) return;
   ranks_[key].published = message.version();
   DaemonMessage answer;
   answer.mutable_publish_accepted()->set_request(message.request());

@@ -44,12 +44,13 @@ class FakeDaemon {
   void Accept(bool accept);
   /// Sends a query to the agent of that name and waits for its answer.
   proto::Answer Ask(const std::string& agent, proto::Query query);
-  /// Starts a session without anybody having asked for it.
-  void StartSession(const std::string& job, std::uint32_t replica, std::uint64_t version);
 
   void set_timeout(Nanos timeout);
   /// How long every registration is looked at before it is answered.
   void set_register_time(Nanos time);
+  /// How long every publish waits until it is accepted and answered.
+  void set_publish_time(Nanos time);
+  void set_answer_claims(bool answer);
   void set_from_snapshot(bool from_snapshot);
   void set_early_go(bool early_go);
   /// Tells each agent another capability for the same session, as no daemon should.
@@ -73,7 +74,7 @@ class FakeDaemon {
   void OnAgentMessage(std::uint64_t link, proto::AgentMessage message);
   void Detach(std::uint64_t link);
   void OnRegister(std::uint64_t link, const proto::RegisterRank& message);
-  void OnPublish(std::uint64_t link, const proto::Publish& message);
+  void AcceptPublish(std::uint64_t link, const proto::Publish& message);
   void OnSessionFailed(const proto::SessionFailed& message);
   void OnLeave(const agent::RankKey& key, const std::string& why);
   void TryStart(const std::string& job, std::uint32_t replica);
@@ -104,6 +105,8 @@ class FakeDaemon {
   bool accept_ = true;
   Nanos timeout_ = std::chrono::seconds(20);
   Nanos register_time_{};
+  Nanos publish_time_{};
+  bool answer_claims_ = true;
   bool from_snapshot_ = false;
   bool early_go_ = false;
   std::uint64_t epoch_ = 1;
