@@ -326,7 +326,10 @@ TEST(CheckRegistration, RefusesMoreMemoryThanThereIsBeforeTouchingAny) {
   asked.registration.pieces.push_back(piece);
   const auto refused = CheckRegistration(identity, asked, **memory);
   EXPECT_THAT(refused, IsStatus(Code::kResourceExhausted, Reason::kOutOfMemory));
-  EXPECT_NE(refused.status().message().find("in_place"), std::string::npos) << "names the remedy";
+  EXPECT_THAT(refused.status().message(), ::testing::HasSubstr("more memory"))
+      << "names the remedy";
+  EXPECT_THAT(refused.status().message(), ::testing::Not(::testing::HasSubstr("in_place")))
+      << "this memory is in_place already";
 }
 
 TEST(AvailableBytes, TakesTheTighterOfMachineAndCgroup) {
