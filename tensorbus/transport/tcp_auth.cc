@@ -13,10 +13,10 @@ namespace {
 
 ByteWriter MessageOf(std::string_view what, const Nonce& target, const Nonce& source) {
   ByteWriter message;
-  message.PutString(what);
-  message.Put(kTcpProtocolVersion);
   message.PutBytes(target);
   message.PutBytes(source);
+  message.Put(kTcpProtocolVersion);
+  message.PutString(what);
   return message;
 }
 
