@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <fmt/format.h>
 
+#include "planner/plan.h"
 #include "tensorbus/base/log.h"
 #include "tensorbus/daemon/core.h"
 #include "tensorbus/rpc/convert.h"
