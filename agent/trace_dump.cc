@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include "agent/trace_ring.h"
 #include "tensorbus/base/log.h"
 #include "tensorbus/base/unique_fd.h"
 

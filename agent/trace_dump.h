@@ -3,11 +3,13 @@
 #include <string>
 #include <vector>
 
-#include "agent/trace_ring.h"
 #include "tensorbus/base/status.h"
+#include "tensorbus/types/ids.h"
 
 // What is left of a failed session for people: the trace ring in a file, one step a line.
 namespace tensorbus::agent {
+
+struct TraceRecord;
 
 /// Files kept in a folder; the oldest go.
 inline constexpr std::size_t kTraceFilesMax = 16;

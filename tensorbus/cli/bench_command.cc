@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <chrono>
 #include <fmt/format.h>
 #include <iostream>
@@ -15,9 +16,8 @@ namespace {
 
 /// "a, b, c" as help and completion show a choice.
 std::string Choices(std::string names) {
-  for (std::size_t at = 0; (at = names.find(", ", at)) != std::string::npos; ++at) {
-    names.replace(at, 2, "|");
-  }
+  std::replace(names.begin(), names.end(), ',', '|');
+  std::erase(names, ' ');
   return names;
 }
 
