@@ -271,7 +271,9 @@ TEST_P(TransportConformance, APeerWithTheTokenButWithoutTheCapabilityReadsNothin
     }
   }
   EXPECT_EQ(route.targets[0].memory, before);
-  if (foreign_ != nullptr) EXPECT_EQ(foreign_->calls(), 0U);
+  if (foreign_ != nullptr) {
+    EXPECT_EQ(foreign_->calls(), 0U);
+  }
   source().Withdraw(Key(1));
   // It is the capability that was missing, and whoever has it is not kept out by who tried before.
   route.Expect();

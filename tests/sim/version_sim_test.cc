@@ -224,7 +224,9 @@ TEST_F(VersionSim, NamesTheRemedyWhenAllChannelsAreInUse) {
     World::JobOptions options;
     options.channel = "run" + std::to_string(number);
     last = world_.Register("a", "job", Role::kProducer, 0, 1, options).registered.value();
-    if (number < 1024) ASSERT_OK(last);
+    if (number < 1024) {
+      ASSERT_OK(last);
+    }
   }
   EXPECT_THAT(last, IsStatus(Code::kResourceExhausted, Reason::kBusy));
   EXPECT_THAT(last.message(), HasSubstr("stop the jobs of one"));
