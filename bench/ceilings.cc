@@ -5,14 +5,19 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
+#include <deque>
+#include <fmt/format.h>
 #include <functional>
 #include <netinet/in.h>
+#include <string>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <thread>
 #include <vector>
 
+#include "tensorbus/base/clock.h"
 #include "tensorbus/cli/bench_pattern.h"
 #include "tensorbus/kernels/copy.h"
 
@@ -57,34 +62,74 @@ void CopyChunk(const Chunk& chunk, bool stream) {
   kernels::CopyRange(from, block, {0, chunk.bytes}, kernels::StoreKind::kStream);
 }
 
+/// For every thread to come to the start; the machine may be busy, but not that busy.
+constexpr Nanos kStartPatience = std::chrono::seconds(30);
+
 /// Threads that start together at a go flag; knows when they started and when the last one ended.
 class StartLine {
  public:
-  void Add(std::function<void()> work) {
-    threads_.emplace_back([this, work = std::move(work)] {
-      ready_.fetch_add(1);
-      while (!go_.load(std::memory_order_acquire)) std::this_thread::yield();
-      work();
-      const std::uint64_t now = cli::MonotonicNs();
-      std::uint64_t last = end_ns_.load();
-      while (last < now && !end_ns_.compare_exchange_weak(last, now)) {
-      }
-    });
+  /// `who` names the thread should it not come to the start.
+  void Add(std::string who, std::function<void()> work) {
+    runners_.emplace_back(std::move(who), std::move(work));
   }
 
-  void Run(cli::BenchReply* reply) {
-    while (ready_.load() != threads_.size()) std::this_thread::yield();
+  /// Once. Error: kDeadlineExceeded naming who did not come; then nobody has started.
+  Status Run(cli::BenchReply* reply) {
+    std::vector<std::jthread> threads;
+    threads.reserve(runners_.size());
+    for (Runner& runner : runners_) threads.emplace_back([this, &runner] { Start(runner); });
+    const Status came = AwaitReady();
     reply->begin_ns = cli::MonotonicNs();
-    go_.store(true, std::memory_order_release);
-    for (std::jthread& thread : threads_) thread.join();
+    signal_.store(came.ok() ? Signal::kGo : Signal::kLeave, std::memory_order_release);
+    for (std::jthread& thread : threads) thread.join();
     reply->end_ns = end_ns_.load();
+    return came;
   }
 
  private:
-  std::atomic<std::size_t> ready_{0};
-  std::atomic<bool> go_{false};  // pairs with the loads of the threads
+  enum class Signal { kWait, kGo, kLeave };
+  struct Runner {
+    Runner(std::string name, std::function<void()> run)
+        : who(std::move(name)), work(std::move(run)) {}
+    std::string who;
+    std::function<void()> work;
+    std::atomic<bool> ready{false};  // pairs with AwaitReady()
+  };
+
+  void Start(Runner& runner) {
+    runner.ready.store(true, std::memory_order_release);
+    Signal signal = Signal::kWait;
+    // Run() gives one or the other within its patience.
+    while ((signal = signal_.load(std::memory_order_acquire)) == Signal::kWait) {
+      std::this_thread::yield();
+    }
+    if (signal == Signal::kLeave) return;
+    runner.work();
+    const std::uint64_t now = cli::MonotonicNs();
+    std::uint64_t last = end_ns_.load();
+    while (last < now && !end_ns_.compare_exchange_weak(last, now)) {
+    }
+  }
+
+  Status AwaitReady() const {
+    const TimePoint deadline = Clock::Real().Now() + kStartPatience;
+    for (const Runner& runner : runners_) {
+      while (!runner.ready.load(std::memory_order_acquire)) {
+        if (Clock::Real().Now() >= deadline) {
+          return {Code::kDeadlineExceeded,
+                  fmt::format("{} did not come to the start within {:.0f} s", runner.who,
+                              Seconds(kStartPatience)),
+                  Reason::kBusy};
+        }
+        std::this_thread::yield();
+      }
+    }
+    return {};
+  }
+
+  std::deque<Runner> runners_;                 // stay where they are
+  std::atomic<Signal> signal_{Signal::kWait};  // pairs with the loads of the threads
   std::atomic<std::uint64_t> end_ns_{0};
-  std::vector<std::jthread> threads_;
 };
 
 constexpr time_t kSocketSeconds = 30;
@@ -162,20 +207,20 @@ void Ceilings::Write(std::uint64_t version) {
   cli::FillRow(source_.data(), 0, source_.size() / 4, 4, cli::PatternKey(version, "ceiling"));
 }
 
-void Ceilings::RunCopy(bool stream, cli::BenchReply* reply) {
+Status Ceilings::RunCopy(bool stream, cli::BenchReply* reply) {
   StartLine line;
   for (std::uint32_t t = 0; t < kThreads; ++t) {
     const std::uint64_t begin = target_.size() / kThreads * t;
     const std::uint64_t end =
         t + 1 == kThreads ? target_.size() : target_.size() / kThreads * (t + 1);
-    line.Add([this, begin, end, stream] {
+    line.Add(fmt::format("copy thread {} of {}", t, kThreads), [this, begin, end, stream] {
       ForEachChunk(source_, target_, begin, end, [stream](const Chunk& chunk) {
         CopyChunk(chunk, stream);
         return true;
       });
     });
   }
-  line.Run(reply);
+  return line.Run(reply);
 }
 
 Status Ceilings::RunSocket(std::uint32_t streams, cli::BenchReply* reply) {
@@ -191,21 +236,22 @@ Status Ceilings::RunSocket(std::uint32_t streams, cli::BenchReply* reply) {
     const std::uint64_t end =
         s + 1 == streams ? target_.size() : target_.size() / streams * (s + 1);
     const SocketPair* pair = &pairs[s];
-    line.Add([this, begin, end, pair, &broken] {
+    const std::string stream = fmt::format("stream {} of {}", s, streams);
+    line.Add("the sender of " + stream, [this, begin, end, pair, &broken] {
       ForEachChunk(source_, target_, begin, end, [pair, &broken](const Chunk& chunk) {
         if (!SendAll(pair->sender.get(), chunk.from, chunk.bytes)) broken = true;
         return !broken.load();
       });
       ::shutdown(pair->sender.get(), SHUT_WR);
     });
-    line.Add([this, begin, end, pair, &broken] {
+    line.Add("the receiver of " + stream, [this, begin, end, pair, &broken] {
       ForEachChunk(source_, target_, begin, end, [pair, &broken](const Chunk& chunk) {
         if (!ReceiveAll(pair->receiver.get(), chunk.to, chunk.bytes)) broken = true;
         return !broken.load();
       });
     });
   }
-  line.Run(reply);
+  TB_RETURN_IF_ERROR(line.Run(reply));
   if (broken) return {Code::kUnavailable, "a loopback stream broke", Reason::kPeerLost};
   return {};
 }
@@ -214,11 +260,9 @@ Status Ceilings::Run(cli::BenchCeiling which, cli::BenchReply* reply) {
   reply->bytes = target_.size();
   switch (which) {
     case cli::BenchCeiling::kMemcpy:
-      RunCopy(false, reply);
-      return {};
+      return RunCopy(false, reply);
     case cli::BenchCeiling::kStream:
-      RunCopy(true, reply);
-      return {};
+      return RunCopy(true, reply);
     case cli::BenchCeiling::kSocket1:
       return RunSocket(1, reply);
     case cli::BenchCeiling::kSocket2:

@@ -16,7 +16,9 @@ class Ceilings {
   static Result<Ceilings> Create(std::uint64_t source_bytes, std::uint64_t target_bytes);
 
   void Write(std::uint64_t version);
-  /// Fills the reply's times: from the go flag of its threads to the end of the last one.
+  /// Fills the reply's times: from the go flag of its threads to the end of the last one. Errors:
+  /// kDeadlineExceeded naming a thread that did not come to the start; kUnavailable/kPeerLost for a
+  /// broken loopback stream.
   Status Run(cli::BenchCeiling which, cli::BenchReply* reply);
   /// Whether the target is what the source is.
   Status Verify() const;
@@ -24,7 +26,7 @@ class Ceilings {
  private:
   Ceilings(Mapping source, Mapping target)
       : source_(std::move(source)), target_(std::move(target)) {}
-  void RunCopy(bool stream, cli::BenchReply* reply);
+  Status RunCopy(bool stream, cli::BenchReply* reply);
   Status RunSocket(std::uint32_t streams, cli::BenchReply* reply);
 
   Mapping source_;
