@@ -18,14 +18,17 @@ void RegisterSimulate(CLI::App& app, int* exit_code) {
       "the numbers in the cluster's file (docs/planner.md); nothing is measured.\n"
       "Exit status: 0 predicted, 1 no such plan can be made, 2 bad input or usage.");
   AddTransferOptions(*command, &options->transfer);
-  command->add_option("--cluster", options->cluster,
-                      "h100-8x400g, gb200-nvl72, tcp-pair, or a file")->capture_default_str();
-  command->add_option("--wire", options->wire,
-                      "as-is, or fp8-block: linear layers as fp8 with a scale a block of 128 x 128")
+  command
+      ->add_option("--cluster", options->cluster, "h100-8x400g, gb200-nvl72, tcp-pair, or a file")
       ->capture_default_str();
-  command->add_option("--sharing", options->sharing,
-                      "How routes share a link: remaining (by what each has left), equal, or rounds "
-                      "(a rank sends one and receives one at a time)")
+  command
+      ->add_option("--wire", options->wire,
+                   "as-is, or fp8-block: linear layers as fp8 with a scale a block of 128 x 128")
+      ->capture_default_str();
+  command
+      ->add_option("--sharing", options->sharing,
+                   "How routes share a link: remaining (by what each has left), equal, or rounds "
+                   "(a rank sends one and receives one at a time)")
       ->capture_default_str();
   command
       ->add_option(

@@ -55,7 +55,8 @@ OrderedJson ToJson(const SimulateReport& report) {
   json["ratio"] = holds == nullptr || holds->seconds <= 0 ? 1.0 : p.seconds / holds->seconds;
   json["bounds"] = OrderedJson::array();
   for (const simulate::Bound& bound : p.bounds)
-    json["bounds"].push_back({{"name", bound.name}, {"seconds", bound.seconds}, {"why", bound.why}});
+    json["bounds"].push_back(
+        {{"name", bound.name}, {"seconds", bound.seconds}, {"why", bound.why}});
   json["busiest_link"] = p.busiest;
   json["busiest_link_seconds"] = p.busiest_s;
   json["critical_path"] = OrderedJson::array();
@@ -68,14 +69,16 @@ OrderedJson ToJson(const SimulateReport& report) {
                                      {"held_by", step.held_by}});
   }
   json["links"] = OrderedJson::array();
-  for (const simulate::LinkKind& kind : p.kinds) json["links"].push_back(KindToJson(kind, p.seconds));
+  for (const simulate::LinkKind& kind : p.kinds)
+    json["links"].push_back(KindToJson(kind, p.seconds));
   json["plan_seconds"] = report.plan_seconds;
   json["simulate_seconds"] = report.simulate_seconds;
   return json;
 }
 
 void PrintPredictions(const std::vector<OrderedJson>& reports, std::ostream& out) {
-  Table table({"plan", "ranks", "cluster", "predicted", "bound", "ratio", "held by", "busiest link"});
+  Table table(
+      {"plan", "ranks", "cluster", "predicted", "bound", "ratio", "held by", "busiest link"});
   for (const OrderedJson& report : reports) {
     table.Add({LabelOf(report),
                fmt::format("{}->{}", report["source_ranks"].get<std::uint64_t>(),
@@ -96,10 +99,11 @@ void PrintPredictions(const std::vector<OrderedJson>& reports, std::ostream& out
   }
   out << "The last byte comes this way:\n";
   for (const OrderedJson& step : report["critical_path"]) {
-    out << fmt::format("  {} -> {}  {}  from {} to {}, held by {}\n", step["from"].get<std::string>(),
-                       step["to"].get<std::string>(), HumanBytes(step["bytes"].get<std::uint64_t>()),
-                       SecondsText(step["start_seconds"].get<double>()),
-                       SecondsText(step["end_seconds"].get<double>()), step["held_by"].get<std::string>());
+    out << fmt::format(
+        "  {} -> {}  {}  from {} to {}, held by {}\n", step["from"].get<std::string>(),
+        step["to"].get<std::string>(), HumanBytes(step["bytes"].get<std::uint64_t>()),
+        SecondsText(step["start_seconds"].get<double>()),
+        SecondsText(step["end_seconds"].get<double>()), step["held_by"].get<std::string>());
   }
 }
 

@@ -66,11 +66,11 @@ class Simulator {
   explicit Simulator(const SimulateOptions& options) : options_(options) {}
 
   Status Run() {
-    TB_ASSIGN_OR_RETURN(
-        sharing_, Choose("--sharing", options_.sharing,
-                         std::array{std::pair{"remaining", simulate::Sharing::kRemaining},
-                                    std::pair{"equal", simulate::Sharing::kEqual},
-                                    std::pair{"rounds", simulate::Sharing::kRounds}}));
+    TB_ASSIGN_OR_RETURN(sharing_,
+                        Choose("--sharing", options_.sharing,
+                               std::array{std::pair{"remaining", simulate::Sharing::kRemaining},
+                                          std::pair{"equal", simulate::Sharing::kEqual},
+                                          std::pair{"rounds", simulate::Sharing::kRounds}}));
     TB_ASSIGN_OR_RETURN(wire_,
                         Choose("--wire", options_.wire,
                                std::array{std::pair{"as-is", simulate::WireForm::kAsIs},
@@ -177,7 +177,8 @@ int RunSimulate(const SimulateOptions& options, std::ostream& out, std::ostream&
   for (const std::string& why : simulator.skipped()) err << "left out: " << why << "\n";
   if (options.json) {
     const bool all = options.transfer.scenario == "all";
-    out << Dump(all ? OrderedJson{{"results", simulator.reports()}, {"left_out", simulator.skipped()}}
+    out << Dump(all ? OrderedJson{{"results", simulator.reports()},
+                                  {"left_out", simulator.skipped()}}
                     : simulator.reports().front())
         << "\n";
   }

@@ -279,10 +279,11 @@ void Core::Explain(const proto::ExplainRequest& request, Done<proto::ExplainRepl
   asked->source = channel.producer.layout;
   for (const auto& [key, replica] : channel.replicas) {
     if (!replica.complete()) continue;
-    asked->targets.push_back({.job = replica.job,
-                              .replica = replica.replica,
-                              .layout = replica.layout,
-                              .topology = planner::TopologyByHost(ParticipantsOf(channel, replica))});
+    asked->targets.push_back(
+        {.job = replica.job,
+         .replica = replica.replica,
+         .layout = replica.layout,
+         .topology = planner::TopologyByHost(ParticipantsOf(channel, replica))});
   }
   side_work_.Start<proto::ExplainReply>(
       SideWork::Lane::kQuestions, "explaining " + asked->tensor,

@@ -172,8 +172,9 @@ TEST_F(Cma, ProbingChangesNothingAndMeasuresASpeed) {
 }
 
 TEST_F(Cma, RefusesMemoryThatIsNotThere) {
-  owner_.Start(
-      [](std::span<std::byte> memory) { ::munmap(memory.data() + kArenaBytes / 2, kArenaBytes / 2); });
+  owner_.Start([](std::span<std::byte> memory) {
+    ::munmap(memory.data() + kArenaBytes / 2, kArenaBytes / 2);
+  });
   EXPECT_THAT(Open(false), IsStatus(Code::kInvalidArgument, Reason::kMovedMemory));
   ASSERT_OK_AND_ASSIGN(const auto memory, Open(false, kArenaBytes / 2));
   StridedBlock all;
@@ -189,8 +190,9 @@ TEST_F(Cma, RefusesMemoryThatIsNotThere) {
 }
 
 TEST_F(Cma, RefusesATargetThatCannotBeWritten) {
-  owner_.Start(
-      [](std::span<std::byte> memory) { ::mprotect(memory.data() + kArenaBytes / 2, 4096, PROT_READ); });
+  owner_.Start([](std::span<std::byte> memory) {
+    ::mprotect(memory.data() + kArenaBytes / 2, 4096, PROT_READ);
+  });
   EXPECT_OK(Open(false));
   EXPECT_THAT(Open(true), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
 }

@@ -344,7 +344,8 @@ TEST_F(ControlLinkTest, TakesReplacedCertificatesWithoutARestart) {
     fs::copy_file(dir_.Join(from), dir_.Join("new"), fs::copy_options::overwrite_existing);
     fs::rename(dir_.Join("new"), dir_.Join(to));
   };
-  for (const char* end : {".pem", ".key"}) replace(std::string("server") + end, std::string("live") + end);
+  for (const char* end : {".pem", ".key"})
+    replace(std::string("server") + end, std::string("live") + end);
   replace("ca.pem", "live-ca.pem");
   Serve({.listen = {"127.0.0.1:0"},
          .token_file = "",
@@ -370,7 +371,8 @@ TEST_F(ControlLinkTest, TakesReplacedCertificatesWithoutARestart) {
   link->Send(Hello("a"));
   ASSERT_EQ(last_.Wait(), "a");
   // The other CA and a certificate of it take their place.
-  for (const char* end : {".pem", ".key"}) replace(std::string("stranger") + end, std::string("live") + end);
+  for (const char* end : {".pem", ".key"})
+    replace(std::string("stranger") + end, std::string("live") + end);
   replace("other.pem", "live-ca.pem");
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   Status now = ask("other", "stranger");
