@@ -39,6 +39,18 @@ TEST(BenchCrew, NamesWhoDoesNotAnswer) {
   EXPECT_EQ(replies.status().message(), "no answer in time from shell (setting up)");
 }
 
+TEST(BenchCrew, NamesWhoLivesOnWithoutItsChannel) {
+  ASSERT_OK_AND_ASSIGN(Crew crew, Crew::Create());
+  // A plain sh closes descriptors below 10 only.
+  const CrewSpec deaf = {.name = "deaf",
+                         .argv = {"/bin/bash", "-c", "eval \"exec $1>&-\"; exec sleep 100"},
+                         .speaks = true};
+  ASSERT_OK_AND_ASSIGN(const Crew::Member member, crew.Start(deaf));
+  const auto replies = crew.Collect(std::span(&member, 1), In(200ms), "setting up");
+  EXPECT_THAT(replies.status(), IsStatus(Code::kDeadlineExceeded, Reason::kNone));
+  EXPECT_EQ(replies.status().message(), "no answer in time from deaf (setting up)");
+}
+
 TEST(BenchCrew, EndsItsProcessesAndRemovesItsFolder) {
   std::string folder;
   pid_t pid = 0;
