@@ -70,7 +70,8 @@ struct WorkerServer::Shared {
   std::uint64_t waiting_bytes_max = 0;
   UniqueFd wake;
   Handler handler;
-  /// Written and read on the executor, or by Stop() once nothing can be posted any more.
+  /// Set by Stop(): the server's thread ends, and tasks that are still on the executor do nothing.
+  /// Carries no data; whoever stops the server drains the executor after it.
   std::atomic<bool> stopped{false};
 
   void Add(Order order) {
