@@ -71,6 +71,7 @@ Status BindOp(const PieceIndex& pieces, const RegisteredPlaces& registered, cons
       if (!piece.box.Contains(op.box)) continue;
       first = &piece;
       route->blocks.push_back(pieces.Place(number, op.box));
+      route->tensors.push_back(op.tensor);
       route->bytes += route->blocks.back().block.bytes();
       route->boxes.Add(op.tensor, BoxOf(route->blocks.back().block));
     } else if (side == RouteSide::kTarget && piece.box == first->box) {
@@ -147,6 +148,14 @@ transport::RouteEnd BoundRoute::At(std::span<std::byte* const> bases) const {
                            .readback = alias.readback.At(bases)});
   }
   return end;
+}
+
+std::uint64_t BoundRoute::Located(std::span<const DigestSum> sums) const {
+  std::uint64_t located = 0;
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    located += (std::uint64_t{tensors[i]} + 1) * sums[i].a;
+  }
+  return located;
 }
 
 Result<std::vector<BoundRoute>> BindRoutes(const PieceIndex& pieces, const planner::Plan& plan,

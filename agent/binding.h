@@ -73,6 +73,7 @@ struct BoundRoute {
   std::uint32_t source_rank = 0;
   std::uint32_t target_rank = 0;
   std::vector<PlacedBlock> blocks;
+  std::vector<std::uint32_t> tensors;  ///< of each block, by the target's layout
   struct Alias {
     std::uint32_t block = 0;
     PlacedBlock place;
@@ -86,6 +87,8 @@ struct BoundRoute {
   BoxSum boxes;
 
   transport::RouteEnd At(std::span<std::byte* const> bases) const;
+  /// RouteReceipt.located of the blocks' sums, of which there may be fewer than blocks.
+  std::uint64_t Located(std::span<const DigestSum> sums) const;
 };
 
 enum class RouteSide { kSource, kTarget };

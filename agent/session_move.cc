@@ -265,6 +265,7 @@ void Session::PartVerified(std::size_t index) {
     *entry.mutable_source() = rpc::ToProto(part.results[r].source.total());
     *entry.mutable_target() = rpc::ToProto(part.results[r].target.total());
     *entry.mutable_boxes() = rpc::ToProto((*part.routes)[r].boxes);
+    entry.set_located((*part.routes)[r].Located(part.results[r].source.blocks));
   }
   if (part.bytes != 0) receipt.set_copy_seconds(Seconds(part.last_byte - part.first_byte));
   host_.Send(std::move(message));
@@ -312,6 +313,7 @@ void Session::SourceClosed(std::size_t index) {
     transport::RouteReceipt own;
     own.blocks = (*sums)[r];
     *entry.mutable_source() = rpc::ToProto(own.total());
+    entry.set_located((*part.routes)[r].Located(own.blocks));
   }
   host_.Send(std::move(message));
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <span>
 
 #include "tensorbus/base/malformed.h"
 #include "tensorbus/rpc/convert.h"
@@ -16,6 +17,17 @@ std::string ToText(const DigestSum& sum) {
 
 Status Mismatch(std::string message) {
   return {Code::kDataLoss, std::move(message), Reason::kChecksumMismatch};
+}
+
+/// What a rank holds of a tensor.
+std::span<const Box> BoxesOf(const JobLayout& layout, const std::string& name, std::uint32_t rank) {
+  for (const JobLayout::Tensor& tensor : layout.tensors) {
+    if (tensor.spec.name != name) continue;
+    for (const RankBoxes& held : layout.HoldingOf(tensor).ranks) {
+      if (held.rank == rank) return held.boxes;
+    }
+  }
+  return {};
 }
 
 }  // namespace
@@ -163,6 +175,19 @@ std::string Session::Difference(const BoxSum& a, const BoxSum& b) const {
   return "boxes of " + tensors[static_cast<std::size_t>(tensor)].spec.name;
 }
 
+std::string Session::PartOf(std::size_t tensor, std::uint32_t source, std::uint32_t target) const {
+  const std::string& name = config_.target->layout.tensors[tensor].spec.name;
+  std::string out = name;
+  int count = 0;
+  for (const Box& to : BoxesOf(config_.target->layout, name, target)) {
+    for (const Box& from : BoxesOf(config_.source->layout, name, source)) {
+      const std::optional<Box> both = Intersect(from, to);
+      if (both.has_value() && ++count == 1) out += both->ToString();
+    }
+  }
+  return count > 1 ? out + " and more" : out;
+}
+
 Status Session::CheckRoute(const proto::RouteReceipt& route) const {
   const std::uint32_t source = route.source_rank();
   const std::uint32_t target = route.target_rank();
@@ -200,7 +225,8 @@ Result<Session::Step> Session::OnReceipt(const std::string& agent,
                            .emplace(std::pair(route.source_rank(), target),
                                     Route{.source = rpc::FromProto(route.source()),
                                           .target = rpc::FromProto(route.target()),
-                                          .boxes = rpc::FromProto(route.boxes())})
+                                          .boxes = rpc::FromProto(route.boxes()),
+                                          .located = route.located()})
                            .second;
     if (!first) {
       return Malformed(fmt::format("the receipt of {} names {} twice", TargetName(target),
@@ -250,9 +276,27 @@ Status Session::CheckCounted(std::uint32_t source, const proto::RouteReceipt& ro
                     SourceName(source), TargetName(target)));
   }
   const DigestSum counted = rpc::FromProto(route.source());
-  if (counted == found->second.source) return {};
-  return Mismatch(fmt::format("{} counted {} for {}, which received {}", SourceName(source),
-                              ToText(counted), TargetName(target), ToText(found->second.source)));
+  const DigestSum& sent = found->second.source;
+  if (counted == sent) return {};
+  if (counted.bytes != sent.bytes) {
+    return Mismatch(fmt::format("{} counted {} for {}, which received {}", SourceName(source),
+                                ToText(counted), TargetName(target), ToText(sent)));
+  }
+  // Located as box sums are, so that the same arithmetic finds the tensor.
+  const std::int64_t tensor =
+      DifferingTensor({.sum = counted.a, .located = route.located()},
+                      {.sum = sent.a, .located = found->second.located},
+                      static_cast<std::uint32_t>(config_.target->layout.tensors.size()));
+  return {
+      Code::kFailedPrecondition,
+      fmt::format(
+          "{} wrote to its memory ({}) after it published version {} and before that was "
+          "released: what it sent to {} is not what it counted; call before_write() (or "
+          "install the optimizer hook) ahead of every step, or publish with a snapshot",
+          SourceName(source),
+          tensor < 0 ? "several tensors" : PartOf(static_cast<std::size_t>(tensor), source, target),
+          config_.version.value, TargetName(target)),
+      Reason::kWriteDuringPublish};
 }
 
 Result<Session::Step> Session::OnSourceDone(const std::string& agent,

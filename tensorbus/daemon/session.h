@@ -20,6 +20,7 @@ struct Route {
   DigestSum source;
   DigestSum target;
   BoxSum boxes;
+  std::uint64_t located = 0;  ///< see proto::RouteReceipt
 };
 
 /// One transfer of one version to one replica, as the daemon follows it:
@@ -78,8 +79,9 @@ class Session {
   proto::Prepare PrepareMessage(Nanos timeout) const;
 
   // Each fails with what ends the session: kPlanMismatch, kChecksumMismatch naming the route,
-  // kStaleVersion for a receipt of another version or epoch,
-  // kMalformed for reports that make no sense (unknown rank, twice, not this agent's).
+  // kWriteDuringPublish naming route, tensor and box, kStaleVersion for a receipt of another
+  // version or epoch, kMalformed for reports that make no sense (unknown rank, twice, not this
+  // agent's).
   Result<Step> OnReady(const std::string& agent, const Hash128& plan_digest);
   Result<Step> OnReceipt(const std::string& agent, const proto::SessionReceipt& receipt);
   Result<Step> OnSourceDone(const std::string& agent, const proto::SourceDone& done);
@@ -101,6 +103,8 @@ class Session {
   Status CheckCounted(std::uint32_t source, const proto::RouteReceipt& route) const;
   /// "model.norm.weight", or that there is more than one such tensor.
   std::string Difference(const BoxSum& a, const BoxSum& b) const;
+  /// What a route carries of a tensor: "model.norm.weight[0:576]".
+  std::string PartOf(std::size_t tensor, std::uint32_t source, std::uint32_t target) const;
   Status Unexpected(const char* what) const;
 
   Config config_;

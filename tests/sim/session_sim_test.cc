@@ -245,7 +245,7 @@ TEST_F(SessionSim, RefusesToFlipWhenASourceCountedOtherBytes) {
   world_.PublishAll("trainer", 7);
   world_.UpdateAll("engine", Selector::kLatest, 10s);
   const Status status = Failure();
-  EXPECT_THAT(status, IsStatus(Code::kDataLoss, Reason::kChecksumMismatch));
+  EXPECT_THAT(status, IsStatus(Code::kFailedPrecondition, Reason::kWriteDuringPublish));
   EXPECT_THAT(status.message(), HasSubstr("policy/trainer rank 1 of 2"));
   EXPECT_EQ(world_.agent("b").received[Received::kFlipPrepare], 0);
 }

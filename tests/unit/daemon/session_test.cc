@@ -22,17 +22,29 @@ JobLayout::Tensor BytesTensor(const char* name, std::uint64_t bytes, std::uint32
           .holding = holding};
 }
 
-/// Two ranks with a half of "w" (160 bytes) and a half of "b" (40 bytes) each.
-std::shared_ptr<const LayoutEntry> Entry() {
+/// Two ranks that hold these parts of "w" (160 bytes) and of "b" (40 bytes).
+std::shared_ptr<const LayoutEntry> Entry(Holding w, Holding b) {
   JobLayout layout;
   layout.rank_count = 2;
   layout.tensors = {BytesTensor("w", 160, 0), BytesTensor("b", 40, 1)};
-  layout.holdings = {Holding{{{0, {BoxOf(0, 80)}}, {1, {BoxOf(80, 160)}}}},
-                     Holding{{{0, {BoxOf(0, 20)}}, {1, {BoxOf(20, 40)}}}}};
+  layout.holdings = {std::move(w), std::move(b)};
   auto entry = std::make_shared<LayoutEntry>(std::move(layout));
   entry->rank_bytes = {100, 100};
   entry->rank_boxes = BoxSumsOf(entry->layout);
   return entry;
+}
+
+/// A half of each for each rank.
+std::shared_ptr<const LayoutEntry> TargetEntry() {
+  return Entry(Holding{{{0, {BoxOf(0, 80)}}, {1, {BoxOf(80, 160)}}}},
+               Holding{{{0, {BoxOf(0, 20)}}, {1, {BoxOf(20, 40)}}}});
+}
+
+/// The first and the second half of each of those.
+std::shared_ptr<const LayoutEntry> SourceEntry() {
+  return Entry(
+      Holding{{{0, {BoxOf(0, 40), BoxOf(80, 120)}}, {1, {BoxOf(40, 80), BoxOf(120, 160)}}}},
+      Holding{{{0, {BoxOf(0, 10), BoxOf(20, 30)}}, {1, {BoxOf(10, 20), BoxOf(30, 40)}}}});
 }
 
 /// What source s gives to target t: a half of what t holds.
@@ -52,8 +64,8 @@ Session::Config Config(Proof proof = Proof::kReadback) {
   config.version = Version{7};
   config.source_job = "trainer";
   config.target_job = "engine";
-  config.source = Entry();
-  config.target = Entry();
+  config.source = SourceEntry();
+  config.target = TargetEntry();
   config.proof = proof;
   config.participants = {
       {.agent = "a", .host = "h", .endpoints = {}, .source_ranks = {0, 1}, .target_ranks = {}},
@@ -150,11 +162,11 @@ TEST_F(SessionTest, RefusesReportsThatComeTwiceOrTooEarly) {
   EXPECT_THAT(session_.OnFlipReady("b", 0), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
 }
 
-TEST_F(SessionTest, RefusesASourceThatCountedOtherBytes) {
+TEST_F(SessionTest, RefusesASourceThatCountedAnotherNumberOfBytes) {
   Received();
   proto::SourceDone done = Done(0);
   *done.mutable_routes(0)->mutable_source() = Receipt(0).routes(0).source();
-  done.mutable_routes(0)->mutable_source()->set_a(77);
+  done.mutable_routes(0)->mutable_source()->set_bytes(49);
   EXPECT_THAT(session_.OnSourceDone("a", done),
               IsStatus(Code::kDataLoss, Reason::kChecksumMismatch));
 }
@@ -265,6 +277,42 @@ TEST(SessionProof, StreamAsksEverySourceForReceiptsOfItsOwn) {
     const auto step = session.OnSourceDone("a", done);
     EXPECT_EQ(step.ok(), counted) << step.status();
   }
+}
+
+/// What becomes of the end of source 1 when these tensors' parts of its route to target 0 changed
+/// between its count and the transfer.
+Result<Session::Step> AfterAStrayWrite(const std::vector<std::uint32_t>& tensors) {
+  Session session(Config(Proof::kStream));
+  for (const char* agent : {"a", "b"}) {
+    if (const auto ready = session.OnReady(agent, kPlan); !ready.ok()) return ready;
+  }
+  for (std::uint32_t target = 0; target < 2; ++target) {
+    if (const auto got = session.OnReceipt("b", Receipt(target)); !got.ok()) return got;
+  }
+  proto::SourceDone done = Done(1);
+  for (std::uint32_t target = 0; target < 2; ++target) {
+    *done.mutable_routes(static_cast<int>(target))->mutable_source() =
+        Receipt(target).routes(1).source();
+  }
+  proto::RouteReceipt& route = *done.mutable_routes(0);
+  for (const std::uint32_t tensor : tensors) {
+    const std::uint64_t change = 77 << tensor;
+    route.mutable_source()->set_a(route.source().a() + change);
+    route.set_located(route.located() + (tensor + 1) * change);
+  }
+  return session.OnSourceDone("a", done);
+}
+
+TEST(StrayWrite, IsNamedWithRanksTensorAndBox) {
+  EXPECT_OK(AfterAStrayWrite({}));
+  const auto one = AfterAStrayWrite({1});
+  EXPECT_THAT(one, IsStatus(Code::kFailedPrecondition, Reason::kWriteDuringPublish));
+  EXPECT_THAT(one.status().message(), HasSubstr("policy/trainer rank 1 of 2"));
+  EXPECT_THAT(one.status().message(), HasSubstr("policy/engine replica 0 rank 0 of 2"));
+  EXPECT_THAT(one.status().message(), HasSubstr("(b[10:20])"));
+  const auto two = AfterAStrayWrite({0, 1});
+  EXPECT_THAT(two, IsStatus(Code::kFailedPrecondition, Reason::kWriteDuringPublish));
+  EXPECT_THAT(two.status().message(), HasSubstr("(several tensors)"));
 }
 
 TEST_F(SessionTest, AllowsTargetsThatWereNotReadBackForWeakerProofsOnly) {
