@@ -40,6 +40,7 @@ Result<SessionSpec> ParsePrepare(const proto::Prepare& message) {
   spec.channel = message.channel();
   spec.epoch = ChannelEpoch{message.channel_epoch()};
   if (spec.epoch == ChannelEpoch{}) return Malformed("no channel epoch");
+  if (spec.epoch.value > rpc::kMaxChannelEpoch) return Malformed("a channel epoch beyond 2^62");
   spec.version = Version{message.version()};
   spec.source_job = message.source_job();
   spec.target_job = message.target_job();

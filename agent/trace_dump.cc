@@ -46,15 +46,20 @@ std::string TracePath(const std::string& folder, SessionId session) {
                      session.value);
 }
 
+// Signed: the clock that people read may step back.
+static double DurationUs(const TraceRecord& record) {
+  return static_cast<double>(static_cast<std::int64_t>(record.end_ns - record.begin_ns)) / 1e3;
+}
+
 Status WriteTrace(const std::string& path, SessionId session, const Status& why,
                   const std::vector<TraceRecord>& records) {
   std::string text = fmt::format("event=session_failed session={} error={}\n", session.value,
                                  internal::LogValue(why.ToString()));
   for (const TraceRecord& record : records) {
-    text += fmt::format(
-        "event=step name={} track={} session={} begin_ns={} dur_us={:.1f} bytes={}\n",
-        internal::LogValue(record.name), internal::LogValue(record.track), record.session.value,
-        record.begin_ns, static_cast<double>(record.end_ns - record.begin_ns) / 1e3, record.bytes);
+    text +=
+        fmt::format("event=step name={} track={} session={} begin_ns={} dur_us={:.1f} bytes={}\n",
+                    internal::LogValue(record.name), internal::LogValue(record.track),
+                    record.session.value, record.begin_ns, DurationUs(record), record.bytes);
   }
   const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file.valid()) return ErrnoStatus(errno, path);

@@ -54,6 +54,8 @@ struct Core::ClaimRun {
   RankIdentity identity;
   std::string agent;
   std::uint64_t request = 0;
+  /// What the rank had registered; another one since then is another claim.
+  std::shared_ptr<const std::string> registered;
   std::shared_ptr<const Claimed> claimed;
   struct Candidate {
     Version version;
@@ -303,6 +305,7 @@ void Core::OnClaim(Agent& agent, const proto::ClaimVersion& message) {
                identity->ToString() + " is not registered as a consumer; register it first"),
         {});
   }
+  run->registered = rank->layout_blob;
   const RankPart part = {.rank = identity->rank,
                          .blob = rank->layout_blob,
                          .bytes = rank->bytes,
@@ -420,7 +423,8 @@ void Core::EndClaim(const ClaimRun& run, const Status& status, Version version) 
   proto::ClaimAnswered reply;
   reply.set_request(run.request);
   RankState* const rank = FindRank(KeyOf(run.identity));
-  if (status.ok() && rank != nullptr && rank->agent == run.agent) {
+  if (status.ok() && rank != nullptr && rank->agent == run.agent &&
+      rank->layout_blob == run.registered) {
     rank->live = version;
     rank->dirty = false;
     rank->doubt = {};
@@ -432,7 +436,8 @@ void Core::EndClaim(const ClaimRun& run, const Status& status, Version version) 
     *reply.mutable_error() = rpc::ToProto(
         !status.ok() ? status
                      : Status(Code::kUnavailable,
-                              run.identity.ToString() + " left while its claim was compared",
+                              run.identity.ToString() +
+                                  " left or registered anew while its claim was compared",
                               Reason::kPeerLost));
   }
   SendTo(run.agent, Wrap(&proto::DaemonMessage::mutable_claim_answered, std::move(reply)));

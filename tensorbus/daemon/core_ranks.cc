@@ -13,7 +13,6 @@ namespace {
 
 constexpr std::size_t kMaxLeaveOut = kMaxTensors;
 /// Greatest epoch that is believed: far from where counting on would begin anew.
-constexpr std::uint64_t kMaxEpoch = std::uint64_t{1} << 62;
 
 /// No rank is here and no version is kept.
 bool Empty(const Channel& channel) {
@@ -95,7 +94,7 @@ Status Core::Register(Agent& agent, const Registering& registering, const RankSu
 // A daemon that starts knows no epoch, and agents refuse those below what they have heard of. What
 // began in this life is newer than anything an agent remembers from another.
 Status Core::RaiseEpoch(Channel& channel, std::uint64_t heard) {
-  if (heard > kMaxEpoch) {
+  if (heard > rpc::kMaxChannelEpoch) {
     return {Code::kInvalidArgument,
             fmt::format("a rank of channel {} registered with epoch {}", channel.name, heard),
             Reason::kMalformed};

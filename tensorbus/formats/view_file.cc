@@ -179,11 +179,4 @@ Result<ViewFile> ParseViewFile(std::string_view text) {
   return file;
 }
 
-Result<ViewFile> ReadViewFile(const std::string& path) {
-  TB_ASSIGN_OR_RETURN(const std::string text, ReadText(path));
-  auto file = ParseViewFile(text);
-  if (!file.ok()) return file.status().Annotate(path);
-  return file;
-}
-
 }  // namespace tensorbus::formats

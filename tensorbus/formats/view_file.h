@@ -7,9 +7,8 @@
 
 namespace tensorbus::formats {
 
-/// Reads view specs (`tensorbus-views-1`, described in docs/planner.md), from text or, possibly
-/// gzipped, from a path. Errors: as ReadText(); kInvalidArgument naming buffer and field.
+/// Reads view specs (`tensorbus-views-1`, described in docs/planner.md). Errors: kInvalidArgument
+/// naming buffer and field.
 Result<ViewFile> ParseViewFile(std::string_view text);
-Result<ViewFile> ReadViewFile(const std::string& path);
 
 }  // namespace tensorbus::formats

@@ -21,6 +21,8 @@ namespace tensorbus::rpc {
 inline constexpr std::size_t kMaxIdentityBytes = 256;
 /// Most replicas of one job.
 inline constexpr std::uint32_t kMaxReplicas = 65536;
+/// Greatest epoch of a channel: whoever goes on from it can still count.
+inline constexpr std::uint64_t kMaxChannelEpoch = std::uint64_t{1} << 62;
 
 proto::Rank ToProto(const RankIdentity& rank);
 /// Errors: kInvalidArgument/kMalformed naming the field: empty or overlong names, unknown role,

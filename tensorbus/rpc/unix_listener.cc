@@ -135,7 +135,10 @@ void UnixListener::State::Run() const {
   for (;;) {
     pollfd fds[2] = {{.fd = socket.get(), .events = POLLIN, .revents = 0},
                      {.fd = wake.get(), .events = POLLIN, .revents = 0}};
-    if (::poll(fds, 2, -1) < 0 && errno != EINTR) return;
+    if (::poll(fds, 2, -1) < 0 && errno != EINTR) {
+      return Log(LogLevel::kError, "accept_stopped",
+                 {{"socket", path}, {"error", ErrnoStatus(errno, "poll")}});
+    }
     if (fds[1].revents != 0) return;
     if (fds[0].revents != 0) AcceptOne();
   }

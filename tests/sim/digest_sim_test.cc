@@ -159,6 +159,22 @@ TEST_F(DigestSim, AClaimThatIsComparedWhileItsRankLeavesIsForgotten) {
   EXPECT_EQ(world_.core->counts().ranks, 4U);
 }
 
+TEST_F(DigestSim, AClaimSaysNothingOfWhatIsRegisteredSince) {
+  Start();
+  for (Worker* worker : world_.WorkersOf("engine")) worker->content = 7;
+  world_.side_work.duration = 1s;
+  for (Worker* worker : world_.WorkersOf("engine")) {
+    const RankIdentity identity = worker->identity;
+    const std::string agent = worker->agent;
+    world_.Claim(*worker);
+    world_.Leave(*worker);
+    world_.Register(agent, identity.job, identity.role, identity.rank, identity.rank_count, {});
+  }
+  world_.executor.Advance(10s);
+  Sync();
+  EXPECT_GT(world_.agent("b").received[Received::kPrepare], 0) << "nobody knows what they hold";
+}
+
 TEST_F(DigestSim, ExplainsWhoGetsATensorFromWhom) {
   Start();
   proto::ExplainRequest request;

@@ -291,6 +291,18 @@ TEST_F(AgentFixture, ComesBackToADaemonThatCrashed) {
   EXPECT_EQ(targets[0]->CountWrong(2), 0U);
 }
 
+TEST_F(AgentFixture, ForgetsAnEpochThatCannotBe) {
+  StartPair(FlipMode::kInPlace);
+  daemon.set_epoch(~std::uint64_t{0});
+  PublishAll(1);
+  for (const auto& updated : UpdateAll()) {
+    EXPECT_THAT(updated.status, IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  }
+  daemon.set_epoch(5);
+  PublishAll(2);
+  for (const auto& updated : UpdateAll()) EXPECT_OK(updated.status);
+}
+
 TEST_F(AgentFixture, RefusesASessionOfAnOlderEpochThanItHasSeen) {
   StartPair(FlipMode::kInPlace);
   daemon.set_epoch(5);
