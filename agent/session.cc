@@ -130,6 +130,7 @@ void Session::PartLive(std::size_t index, TimePoint begin) {
 }
 
 void Session::DaemonLost(const Status& why) {
+  if (over_) return;
   if (phase_ == Phase::kCommitting) {
     detached_ = true;
   } else if (phase_ == Phase::kFlipped) {
@@ -139,13 +140,24 @@ void Session::DaemonLost(const Status& why) {
   }
 }
 
+// All ranks here serve the version: their updates are done, although no daemon says so any more.
 void Session::Detach() {
   host_.executor().CancelTimer(deadline_timer_);
-  for (TargetPart& part : targets_) {
-    part.rank->target_of.reset();
-    host_.OnTargetFree(*part.rank);
-  }
+  const double seconds = Seconds(spec_.timeout - TimeLeft());
+  for (TargetPart& part : targets_) TellUpdated(part, seconds);
   over_ = true;
+}
+
+void Session::TellUpdated(TargetPart& part, double seconds) {
+  part.rank->target_of.reset();
+  wire::Updated updated;
+  updated.version = spec_.version;
+  updated.session = spec_.id;
+  updated.bytes = part.bytes;
+  updated.seconds = seconds;
+  if (part.bytes != 0) updated.copy_seconds = Seconds(part.last_byte - part.first_byte);
+  updated.digest = part.digest;
+  host_.TellUpdated(*part.rank, updated);
 }
 
 void Session::Ended(double seconds) {
@@ -155,17 +167,7 @@ void Session::Ended(double seconds) {
     abort_came_ = true;
     return CloseOver();
   }
-  for (TargetPart& part : targets_) {
-    part.rank->target_of.reset();
-    wire::Updated updated;
-    updated.version = spec_.version;
-    updated.session = spec_.id;
-    updated.bytes = part.bytes;
-    updated.seconds = seconds;
-    if (part.bytes != 0) updated.copy_seconds = Seconds(part.last_byte - part.first_byte);
-    updated.digest = part.digest;
-    host_.TellUpdated(*part.rank, updated);
-  }
+  for (TargetPart& part : targets_) TellUpdated(part, seconds);
   Log(LogLevel::kInfo, "session_done",
       {{"session", spec_.id.value},
        {"version", spec_.version.value},

@@ -162,6 +162,7 @@ class Session : public std::enable_shared_from_this<Session> {
   void WithdrawAll(std::function<void()> done);
   void CloseOver();
   void Detach();
+  void TellUpdated(TargetPart& part, double seconds);
 
   const SessionParticipant* ParticipantOfSource(std::uint32_t rank) const;
   const SessionParticipant* ParticipantOfTarget(std::uint32_t rank) const;

@@ -63,9 +63,10 @@ Status WriteTrace(const std::string& path, SessionId session, const Status& why,
   }
   const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file.valid()) return ErrnoStatus(errno, path);
-  TB_RETURN_IF_ERROR(WriteAll(file.get(), text).Annotate(path));
+  const Status written = WriteAll(file.get(), text).Annotate(path);
+  if (!written.ok()) ::unlink(path.c_str());  // half a trace misleads, and the disk may be full
   RemoveOldest(fs::path(path).parent_path());
-  return {};
+  return written;
 }
 
 }  // namespace tensorbus::agent

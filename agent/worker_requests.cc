@@ -506,8 +506,10 @@ void WorkerDesk::AnswerClaim(Worker& worker, const Status& status, Version versi
   if (status.ok()) {
     worker.rank->live_version = version;
     worker.rank->dirty = false;
-    worker.rank->page->live_version.store(version.value, std::memory_order_release);
+  } else if (status.reason() == Reason::kChecksumMismatch) {
+    worker.rank->live_version = {};
   }
+  worker.rank->page->live_version.store(worker.rank->live_version.value, std::memory_order_release);
   Send(worker, wire::MessageType::kClaimed, worker.claim->worker_request, answer);
   worker.claim.reset();
 }

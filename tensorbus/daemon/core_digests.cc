@@ -66,6 +66,7 @@ struct Core::ClaimRun {
   TimePoint deadline;                          ///< of the whole claim
   std::map<std::uint32_t, ClaimShare> shares;  ///< of `current`, by rank
   std::size_t open = 0;
+  bool differed = false;  ///< from a version that somebody holds
   std::vector<DigestSum> theirs;
   bool failed = false;
 };
@@ -355,7 +356,8 @@ void Core::NextCandidate(const std::shared_ptr<ClaimRun>& run) {
                     Status(Code::kNotFound,
                            fmt::format("what {} holds equals no version that anybody holds now; "
                                        "ask for a version to be brought",
-                                       run->identity.ToString())),
+                                       run->identity.ToString()),
+                           run->differed ? Reason::kChecksumMismatch : Reason::kNone),
                     {});
   }
   if (executor_.Now() >= run->deadline) {
@@ -413,8 +415,9 @@ void Core::AskCandidate(const std::shared_ptr<ClaimRun>& run) {
 }
 
 void Core::JudgeCandidate(const std::shared_ptr<ClaimRun>& run) {
-  const bool equal = !run->failed && run->theirs == run->claimed->sums &&
-                     StillHeld(run->identity.channel, run->current.holders);
+  const bool held = !run->failed && StillHeld(run->identity.channel, run->current.holders);
+  const bool equal = held && run->theirs == run->claimed->sums;
+  run->differed = run->differed || (held && !equal);
   if (equal) return EndClaim(*run, {}, run->current.version);
   NextCandidate(run);
 }
@@ -422,9 +425,13 @@ void Core::JudgeCandidate(const std::shared_ptr<ClaimRun>& run) {
 void Core::EndClaim(const ClaimRun& run, const Status& status, Version version) {
   proto::ClaimAnswered reply;
   reply.set_request(run.request);
-  RankState* const rank = FindRank(KeyOf(run.identity));
-  if (status.ok() && rank != nullptr && rank->agent == run.agent &&
-      rank->layout_blob == run.registered) {
+  RankState* rank = FindRank(KeyOf(run.identity));
+  if (rank != nullptr && (rank->agent != run.agent || rank->layout_blob != run.registered)) {
+    rank = nullptr;
+  }
+  // Whatever it was thought to serve, it holds something else: the next update brings bytes.
+  if (rank != nullptr && status.reason() == Reason::kChecksumMismatch) rank->live = {};
+  if (status.ok() && rank != nullptr) {
     rank->live = version;
     rank->dirty = false;
     rank->doubt = {};

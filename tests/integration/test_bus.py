@@ -246,8 +246,10 @@ def test_an_engine_that_loaded_something_else_is_not_believed(jobs):
     all_of(trainer, "register")
     all_of(engine, "register")
     step(trainer, 3)
+    assert [got["version"] for got in all_of(engine, "update")] == [3, 3]
     all_of(engine, "write", version=2, fence=False)
     assert [answer["code"] for answer in failure_of(engine, "claim")] == ["NOT_FOUND"] * 2
+    assert [state["live"] for state in all_of(engine, "state")] == [0, 0]
     assert [got["version"] for got in all_of(engine, "update")] == [3, 3]
     assert all(all_of(engine, "holds", version=3))
 

@@ -159,6 +159,21 @@ TEST_F(DigestSim, AClaimThatIsComparedWhileItsRankLeavesIsForgotten) {
   EXPECT_EQ(world_.core->counts().ranks, 4U);
 }
 
+TEST_F(DigestSim, AnEngineThatHoldsSomethingElseIsBroughtTheVersionItWasThoughtToServe) {
+  Start();
+  Sync();
+  for (Worker* worker : world_.WorkersOf("engine")) {
+    worker->content = 5;
+    world_.Claim(*worker);
+    world_.executor.Advance(1s);
+    EXPECT_EQ(worker->claimed->code(), Code::kNotFound);
+    EXPECT_EQ(worker->claimed->reason(), Reason::kChecksumMismatch);
+  }
+  const std::size_t before = world_.agent("b").received[Received::kPrepare];
+  Sync();
+  EXPECT_GT(world_.agent("b").received[Received::kPrepare], before) << "brought nothing";
+}
+
 TEST_F(DigestSim, AClaimSaysNothingOfWhatIsRegisteredSince) {
   Start();
   for (Worker* worker : world_.WorkersOf("engine")) worker->content = 7;

@@ -466,6 +466,22 @@ TEST_F(AgentFixture, ADaemonLostMidSessionAbortsItAndTheUpdateGoesOnAfterwards) 
   EXPECT_EQ(targets[0]->CountWrong(1), 0U);
 }
 
+TEST_F(AgentFixture, AnUpdateThatHasFlippedIsDoneAlthoughItsDaemonDies) {
+  StartPair(FlipMode::kInPlace);
+  PublishAll(1);
+  Hold(FakeDaemon::Step::kEnd);
+  const auto requests = StartUpdateAll();
+  ASSERT_TRUE(daemon.AwaitReceived(proto::AgentMessage::kFlipDone, 2));
+  daemon.SetOnStep(nullptr);
+  daemon.Crash(/*accept_again=*/true);
+  for (const auto& updated : AwaitAll(requests)) {
+    ASSERT_OK(updated.status);
+    EXPECT_EQ(updated.version, Version{1});
+    EXPECT_GT(updated.bytes, 0U) << "asked for anew";
+  }
+  EXPECT_EQ(daemon.Received(proto::AgentMessage::kFlipDone).size(), 2U);
+}
+
 // The same boxes at other addresses: what was bound to the old ones must not be used again, and no
 // daemon was there to hear that one rank left and another came.
 TEST_F(AgentFixture, MemoryRegisteredAnewWithoutADaemonIsWrittenWhereItIsNow) {

@@ -1,8 +1,10 @@
 #include "agent/trace_dump.h"
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <sys/resource.h>
 #include <thread>
 
 #include "tests/testing/status_matchers.h"
@@ -39,6 +41,21 @@ TEST(TraceDump, KeepsABoundedNumberOfFilesTheNewest) {
   EXPECT_EQ(FileCount(dir.path()), kTraceFilesMax);
   EXPECT_THAT(TextOf(last), HasSubstr("session=21 error=\"ABORTED: no luck\""));
   EXPECT_EQ(std::filesystem::status(last).permissions(), std::filesystem::perms(0600));
+}
+
+TEST(TraceDump, LeavesNoHalfAFileOnAFullDisk) {
+  const TempDir dir;
+  const std::string path = TracePath(dir.path(), SessionId{1});
+  const rlimit small = {.rlim_cur = 16, .rlim_max = RLIM_INFINITY};
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = ::signal(SIGXFSZ, SIG_IGN);
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  const Status written = WriteTrace(path, SessionId{1}, Status(Code::kAborted, "no luck"), {});
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  ::signal(SIGXFSZ, handler);
+  EXPECT_FALSE(written.ok());
+  EXPECT_EQ(FileCount(dir.path()), 0U);
 }
 
 TEST_F(AgentFixture, TheErrorOfAFailedSessionNamesAFileWithItsTrace) {
