@@ -19,8 +19,8 @@ DigestHolder Holder(const std::string& job, Role role, std::uint64_t lo, std::ui
        .boxes = {Box(std::span<const Range>(range))}});
   const auto blob = std::make_shared<const std::string>(rpc::ToString(Serialize(layout)));
   return {
-      .identity = {.channel = "policy", .job = job, .role = role, .replica = 0, .rank = 0,
-                   .rank_count = 1},
+      .identity =
+          {.channel = "policy", .job = job, .role = role, .replica = 0, .rank = 0, .rank_count = 1},
       .agent = "a",
       .version = Version{1},
       .layout = Assemble({{.rank = 0, .blob = blob, .bytes = 0, .claim = {}}}).value()};
@@ -92,6 +92,13 @@ TEST_F(DigestCompare, GoesWithTheMajorityWhereNoProducerHoldsIt) {
   const proto::VerifyReply reply = Compare(0, 5);
   ASSERT_EQ(reply.faults_size(), 1);
   EXPECT_EQ(reply.faults(0).holder(), holders_[0].identity.ToString());
+}
+
+TEST_F(DigestCompare, TellsNoDigestOfATensorThatNobodyHoldsWhole) {
+  holders_ = {Holder("one", Role::kConsumer, 0, 8), Holder("two", Role::kConsumer, 6, 11)};
+  const proto::VerifyReply reply = Compare(0, 0);
+  EXPECT_TRUE(reply.equal());
+  EXPECT_EQ(reply.tensors_size(), 0);
 }
 
 }  // namespace

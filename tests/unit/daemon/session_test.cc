@@ -157,9 +157,42 @@ TEST_F(SessionTest, RefusesReportsThatComeTwiceOrTooEarly) {
               IsStatus(Code::kInvalidArgument, Reason::kMalformed));
   Ready();
   ASSERT_OK(session_.OnReceipt("b", Receipt(0)));
-  EXPECT_THAT(session_.OnReceipt("b", Receipt(0)),
-              IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  const auto twice = session_.OnReceipt("b", Receipt(0));
+  EXPECT_THAT(twice, IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  EXPECT_THAT(twice.status().message(), HasSubstr("reported its receipt twice"));
   EXPECT_THAT(session_.OnFlipReady("b", 0), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+}
+
+TEST_F(SessionTest, RefusesAReceiptWhoseRoutesAreNotItsOwnOrNoneOrNamedTwice) {
+  Ready();
+  proto::SessionReceipt receipt = Receipt(0);
+  receipt.mutable_routes(0)->set_target_rank(1);
+  auto step = session_.OnReceipt("b", receipt);
+  EXPECT_THAT(step, IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  EXPECT_THAT(step.status().message(), HasSubstr("target rank 1"));
+  receipt = Receipt(0);
+  receipt.mutable_routes(0)->set_source_rank(2);
+  step = session_.OnReceipt("b", receipt);
+  EXPECT_THAT(step, IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  EXPECT_THAT(step.status().message(), HasSubstr("source rank 2 of 2"));
+  receipt = Receipt(1);
+  receipt.mutable_routes(1)->set_source_rank(0);  // bytes and boxes of all routes are still right
+  step = session_.OnReceipt("b", receipt);
+  EXPECT_THAT(step, IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  EXPECT_THAT(step.status().message(), HasSubstr("policy/trainer rank 0 of 2 twice"));
+}
+
+TEST_F(SessionTest, RefusesWhatComesBeforeItsTurn) {
+  Ready();
+  for (const auto& step : {session_.OnSourceDone("a", Done(0)), session_.OnFlipReady("b", 0),
+                           session_.OnFlipDone("b", 0)}) {
+    EXPECT_THAT(step, IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  }
+  ASSERT_OK(session_.OnReceipt("b", Receipt(0)));
+  ASSERT_OK(session_.OnReceipt("b", Receipt(1)));
+  EXPECT_EQ(*session_.OnSourceDone("a", Done(0)), Session::Step::kNone);
+  EXPECT_EQ(*session_.OnSourceDone("a", Done(1)), Session::Step::kFlipPrepare);
+  EXPECT_THAT(session_.OnFlipDone("b", 0), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
 }
 
 TEST_F(SessionTest, RefusesASourceThatCountedAnotherNumberOfBytes) {
@@ -257,7 +290,8 @@ TEST_F(SessionTest, RefusesASourceThatNamesARouteThatIsNotItsOwnOrTwice) {
   EXPECT_THAT(session_.OnSourceDone("a", done),
               IsStatus(Code::kInvalidArgument, Reason::kMalformed));
   done = Done(1);
-  done.mutable_routes(0)->set_target_rank(5);
+  *done.add_routes() = done.routes(0);
+  done.mutable_routes(2)->set_target_rank(5);  // besides all of its own
   EXPECT_THAT(session_.OnSourceDone("a", done),
               IsStatus(Code::kDataLoss, Reason::kChecksumMismatch));
 }
