@@ -102,6 +102,100 @@ TEST_F(DigestSim, EndsQuestionsToAnAgentThatDies) {
   EXPECT_THAT(world_.Verify(7), IsStatus(Code::kUnavailable, Reason::kPeerLost));
 }
 
+TEST_F(DigestSim, BelievesAnswersOfTheAgentThatWasAskedOnly) {
+  Start();
+  Sync();
+  world_.agent("b").mute.insert(Received::kQuery);
+  proto::VerifyRequest request;
+  request.set_timeout_ms(2000);
+  std::optional<Result<proto::VerifyReply>> reply;
+  const auto answer_all = [&](const char* agent) {
+    for (std::uint64_t query = 1; query <= 20; ++query) {
+      proto::AgentMessage message;
+      message.mutable_answer()->set_query(query);
+      world_.agent(agent).Say(std::move(message));
+    }
+    world_.executor.RunReady();
+  };
+  world_.core->Verify(request, [&](Result<proto::VerifyReply> got) { reply = std::move(got); });
+  world_.executor.RunReady();
+  ASSERT_GT(world_.core->counts().queries, 0U);
+  answer_all("a");
+  EXPECT_FALSE(reply);
+  answer_all("b");  // with fewer digests than boxes
+  ASSERT_TRUE(reply);
+  EXPECT_THAT(*reply, IsStatus(Code::kInternal, Reason::kMalformed));
+}
+
+TEST_F(DigestSim, AReplicaThatIsBeingWrittenIsNoWitness) {
+  Start();
+  Sync();
+  world_.PublishAll("trainer", 8);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  ASSERT_EQ(world_.core->counts().sessions, 1U);
+  EXPECT_EQ(world_.Verify(7).status().code(), Code::kNotFound);
+}
+
+TEST_F(DigestSim, NoReplicaIsItsOwnWitness) {
+  World::JobOptions serves;
+  serves.live_version = 6;
+  world_.AddAgent("a");
+  world_.AddAgent("b");
+  world_.StartJob("trainer", Role::kProducer, 1, {"a"}, {});
+  world_.StartJob("engine", Role::kConsumer, 1, {"b"}, serves);
+  Worker& worker = world_.worker("engine", 0);
+  worker.content = 5;
+  world_.Claim(worker);
+  world_.executor.Advance(1s);
+  EXPECT_EQ(worker.claimed.value().code(), Code::kNotFound);
+}
+
+TEST_F(DigestSim, NoClaimIsProvedByWhatWasReplacedMeanwhile) {
+  Start();
+  world_.side_work.duration = 1s;
+  Worker& worker = world_.worker("engine", 0);
+  worker.content = 7;
+  world_.Claim(worker);
+  world_.executor.Advance(1500ms);
+  world_.Publish(world_.worker("trainer", 0), 8);
+  world_.worker("trainer", 0).content = 7;  // its memory is still to be overwritten
+  world_.executor.Advance(10s);
+  ASSERT_TRUE(worker.claimed);
+  EXPECT_EQ(worker.claimed->code(), Code::kNotFound);
+}
+
+TEST_F(DigestSim, NothingIsVerifiedThatWasReplacedMeanwhile) {
+  Start();
+  world_.side_work.duration = 1s;
+  proto::VerifyRequest request;
+  std::optional<Result<proto::VerifyReply>> reply;
+  world_.core->Verify(request, [&](Result<proto::VerifyReply> got) { reply = std::move(got); });
+  world_.executor.Advance(500ms);
+  world_.PublishAll("trainer", 8);
+  world_.executor.Advance(10s);
+  ASSERT_TRUE(reply);
+  EXPECT_EQ(reply->status().code(), Code::kAborted);
+}
+
+TEST_F(DigestSim, AClaimSaysNothingOfAProcessThatCameAfterIt) {
+  world_.AddAgent("a");
+  world_.AddAgent("b");
+  world_.StartJob("trainer", Role::kProducer, 1, {"a"}, {});
+  world_.StartJob("engine", Role::kConsumer, 1, {"b"}, {});
+  world_.PublishAll("trainer", 7);
+  world_.side_work.duration = 1s;
+  Worker& worker = world_.worker("engine", 0);
+  worker.content = 7;
+  world_.Claim(worker);
+  world_.Leave(worker);
+  world_.side_work.duration = {};
+  ASSERT_OK(world_.Register("a", "engine", Role::kConsumer, 0, 1, {}).registered.value());
+  world_.executor.Advance(10s);
+  world_.core->GetStatus({}, [&](Result<proto::StatusReply> reply) {
+    EXPECT_EQ(reply->channels(0).replicas(0).live_version(), 0U);
+  });
+}
+
 TEST_F(DigestSim, LetsAnEngineProveWhichVersionItLoaded) {
   Start();
   for (Worker* worker : world_.WorkersOf("engine")) {
