@@ -101,19 +101,92 @@ TEST_F(RegistrationSim, TheLastRankIsAnsweredAlthoughAnotherLeft) {
   EXPECT_OK(*last.registered);
 }
 
-TEST_F(RegistrationSim, ComparesAReplicaWithAManifestThatCameMeanwhile) {
+TEST_F(RegistrationSim, ALastRankWhoseJobBeganAnewMeanwhileIsToldSo) {
+  world_.AddAgent("c");
   world_.side_work.duration = 1s;
-  const Worker& engine = Begin("engine", Role::kConsumer, 0, 1, OtherDtype());
-  const Worker& trainer = Begin("trainer", Role::kProducer, 0, 1);
+  world_.Register("c", "trainer", Role::kProducer, 0, 2, {});
+  world_.executor.Advance(2s);
+  const Worker& last = Begin("trainer", Role::kProducer, 1, 2);
+  World::JobOptions anew;
+  anew.pid = 2000;
+  world_.Register("b", "trainer", Role::kProducer, 0, 2, anew);
+  world_.executor.Advance(1500ms);  // the last rank has entered, behind it comes the new process
+  world_.agent("c").Die();
   world_.executor.Advance(10s);
-  EXPECT_OK(trainer.registered.value());
-  // Refused, or entered before the manifest was known and refused with its first request.
-  Status status = engine.registered.value();
-  if (status.ok()) {
-    world_.UpdateAll("engine", Selector::kLatest, 5s);
-    status = world_.worker("engine", 0).updated.value();
+  ASSERT_TRUE(last.registered);
+  EXPECT_THAT(*last.registered, IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
+  EXPECT_THAT(last.registered->message(), HasSubstr("restart it"));
+  EXPECT_EQ(world_.core->counts().ranks, 1U);
+}
+
+TEST_F(RegistrationSim, AReplicaThatLostARankMeanwhileIsIncomplete) {
+  world_.StartJob("trainer", Role::kProducer, 1, {"a"}, {});
+  world_.PublishAll("trainer", 1);
+  Worker& first = Begin("engine", Role::kConsumer, 0, 2);
+  world_.side_work.duration = 1s;
+  Worker& last = Begin("engine", Role::kConsumer, 1, 2);
+  world_.executor.Advance(1500ms);
+  world_.Leave(first);
+  world_.executor.Advance(5s);
+  EXPECT_OK(last.registered.value());
+  world_.Update(last, Selector::kLatest, 5s);
+  EXPECT_EQ(world_.core->counts().sessions, 0U);
+}
+
+TEST_F(RegistrationSim, ComparesAReplicaWithAManifestThatCameMeanwhile) {
+  // What is there first is looked at first: so the manifest comes after or before the replica.
+  for (const bool engine_first : {true, false}) {
+    SCOPED_TRACE(engine_first);
+    World::JobOptions options = OtherDtype();
+    World::JobOptions plain;
+    options.channel = plain.channel = engine_first ? "after" : "before";
+    world_.side_work.duration = 1s;
+    if (engine_first) Begin("engine", Role::kConsumer, 0, 1, options);
+    const Worker& trainer = Begin("trainer", Role::kProducer, 0, 1, plain);
+    if (!engine_first) Begin("engine", Role::kConsumer, 0, 1, options);
+    world_.executor.Advance(10s);
+    EXPECT_OK(trainer.registered.value());
+    // Refused, or entered before the manifest was known and refused with its first request.
+    Worker& engine = world_.worker("engine", 0, 0, plain.channel);
+    Status status = engine.registered.value();
+    if (status.ok()) {
+      world_.Update(engine, Selector::kLatest, 5s);
+      status = engine.updated.value();
+    }
+    EXPECT_THAT(status, IsStatus(Code::kFailedPrecondition, Reason::kDtypeMismatch));
   }
-  EXPECT_THAT(status, IsStatus(Code::kFailedPrecondition, Reason::kDtypeMismatch));
+}
+
+TEST_F(RegistrationSim, ComparesARankWithTheManifestThatIsThereInTheEnd) {
+  world_.side_work.duration = 1s;
+  Worker& trainer = Begin("trainer", Role::kProducer, 0, 1);
+  world_.executor.Advance(1500ms);  // being put together
+  const Worker& early = Begin("engine", Role::kConsumer, 0, 2, OtherDtype());
+  world_.executor.Advance(10s);
+  EXPECT_THAT(early.registered.value(),
+              IsStatus(Code::kFailedPrecondition, Reason::kDtypeMismatch));
+  const Worker& late = Begin("engine", Role::kConsumer, 1, 2, OtherDtype());
+  world_.Leave(trainer);
+  world_.executor.Advance(10s);
+  EXPECT_OK(late.registered.value()) << "what it did not fit is gone";
+}
+
+TEST_F(RegistrationSim, AReplicaIsNotHeldToWhatARankThatLeftMeanwhileDidWrong) {
+  World::JobOptions part;
+  part.change = [](RankLayout& layout) {
+    Box& box = layout.tensors[0].boxes[0];
+    if (box[0].hi == World::kElements) box[0].hi -= 40;
+  };
+  Begin("engine", Role::kConsumer, 0, 2, part);
+  Worker& wrong = Begin("engine", Role::kConsumer, 1, 2, part);
+  world_.side_work.duration = 1s;
+  Begin("trainer", Role::kProducer, 0, 1);
+  world_.executor.Advance(2500ms);  // the manifest is known, the replica is being compared
+  world_.Leave(wrong);
+  world_.executor.Advance(5s);
+  Worker& engine = world_.worker("engine", 0);
+  world_.Update(engine, Selector::kLatest, 5s);
+  EXPECT_FALSE(engine.updated) << "it waits for its other rank";
 }
 
 TEST_F(RegistrationSim, OpensNoSessionBeforeAReplicaIsKnownToFit) {
@@ -145,6 +218,20 @@ TEST_F(RegistrationSim, OpensNoSessionBeforeAReplicaIsKnownToFit) {
       EXPECT_EQ(world_.agent("b").received[Received::kPrepare], before);
     }
   }
+}
+
+TEST_F(RegistrationSim, NothingIsReadBeforeItsProducerIsPutTogether) {
+  Begin("engine", Role::kConsumer, 0, 1);
+  world_.Update(world_.worker("engine", 0), Selector::kLatest, 5s);
+  world_.side_work.duration = 1s;
+  Worker& trainer = Begin("trainer", Role::kProducer, 0, 1);
+  world_.executor.Advance(1500ms);
+  ASSERT_FALSE(trainer.registered);
+  world_.Publish(trainer, 1);  // although it was not told that it is registered
+  world_.executor.Advance(100ms);
+  EXPECT_EQ(world_.core->counts().sessions, 0U);
+  world_.executor.Advance(10s);
+  EXPECT_EQ(world_.worker("engine", 0).updated.value().code(), Code::kDeadlineExceeded);
 }
 
 TEST_F(RegistrationSim, GivesUpAtTheDeadlineAndLeavesNothingBehind) {

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 #include <set>
 
+#include "tensorbus/rpc/convert.h"
 #include "tests/sim/world.h"
 #include "tests/testing/status_matchers.h"
 
@@ -217,6 +218,32 @@ TEST_F(SessionSim, RefusesRanksThatAskForDifferentVersions) {
   EXPECT_THAT(Failure(), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
 }
 
+TEST_F(SessionSim, RefusesRequestsThatMeanNothingAndASecondOneAtATime) {
+  Start();
+  Worker& worker = world_.worker("engine", 0);
+  world_.Update(worker, static_cast<Selector>(4), 5s);
+  EXPECT_THAT(worker.updated.value(), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  world_.Update(worker, Selector::kPinned, 5s, 0);
+  EXPECT_THAT(worker.updated.value(), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  world_.Update(worker, Selector::kLatest, 5s);
+  EXPECT_FALSE(worker.updated);
+  world_.Update(worker, Selector::kLatest, 5s);
+  EXPECT_THAT(worker.updated.value(), IsStatus(Code::kFailedPrecondition, Reason::kBusy));
+}
+
+TEST_F(SessionSim, ARequestThatIsTakenBackEndsItsSessionForAllRanks) {
+  Start();
+  world_.PublishAll("trainer", 7);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  ASSERT_EQ(world_.core->counts().sessions, 1U);
+  proto::AgentMessage message;
+  *message.mutable_cancel_request()->mutable_rank() =
+      rpc::ToProto(world_.worker("engine", 1).identity);
+  world_.agent("b").Say(std::move(message));
+  EXPECT_THAT(Failure(), IsStatus(Code::kCancelled, Reason::kCancelled));
+  EXPECT_EQ(world_.core->counts().sessions, 0U);
+}
+
 TEST_F(SessionSim, EndsWhenPlansDiffer) {
   Start();
   world_.agent("b").plan = "another plan";
@@ -225,6 +252,23 @@ TEST_F(SessionSim, EndsWhenPlansDiffer) {
   EXPECT_THAT(Failure(), IsStatus(Code::kAborted, Reason::kPlanMismatch));
   EXPECT_EQ(world_.worker("engine", 0).live, 0U);
   world_.ExpectQuiet();
+}
+
+TEST_F(SessionSim, NegotiatesAgainAfterAKnownPlanDidNotFit) {
+  Start();
+  world_.PublishAll("trainer", 1);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  ExpectServes(1);
+  world_.PublishAll("trainer", 2);
+  world_.agent("b").fail_prepare =
+      Status(Code::kAborted, "it plans otherwise", Reason::kPlanMismatch);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  EXPECT_THAT(Failure(), IsStatus(Code::kAborted, Reason::kPlanMismatch));
+  world_.agent("b").fail_prepare.reset();
+  world_.agent("a").plan = world_.agent("b").plan = "another plan";
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  ExpectServes(2);
+  EXPECT_EQ(world_.agent("b").received[Received::kGo], 2);
 }
 
 TEST_F(SessionSim, RefusesToFlipWhenATargetHoldsOtherBytes) {
@@ -356,6 +400,21 @@ TEST_F(SessionSim, LosesAnAgentThatFallsSilent) {
   EXPECT_EQ(world_.core->counts().ranks, 2U);
 }
 
+TEST_F(SessionSim, NeedsNoSourceThatHasFinished) {
+  Start();
+  world_.PublishAll("trainer", 7, SlowConsumer::kSkip);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  Worker& trainer = world_.worker("trainer", 0);
+  world_.Release(trainer, 7, 10s);
+  auto flips = [&] { return world_.agent("b").received[Received::kFlipPrepare] != 0; };
+  ASSERT_TRUE(world_.executor.AdvanceUntil(flips, 5s));
+  ASSERT_EQ(world_.core->counts().sessions, 1U);
+  ASSERT_TRUE(trainer.released[7]) << "nobody reads its memory any more";
+  EXPECT_OK(*trainer.released[7]);
+  world_.agent("a").Die();
+  ExpectServes(7);
+}
+
 TEST_F(SessionSim, AbortsWhenAWorkerLeavesMidway) {
   Start();
   world_.PublishAll("trainer", 7);
@@ -456,6 +515,82 @@ TEST_F(SessionSim, AReplicaIsDirtyWhenBytesWereWrittenBeforeASourceFailed) {
   world_.UpdateAll("engine", Selector::kLatest, 10s);
   EXPECT_FALSE(Failure().ok());
   EXPECT_EQ(ReplicaOf(0).state(), "dirty");
+}
+
+TEST_F(SessionSim, AReplicaOfWhichSomeRanksMayHaveFlippedIsDirty) {
+  Start();
+  world_.agent("b").mute = {Received::kFlipCommit, Received::kAbort};
+  world_.PublishAll("trainer", 7);
+  world_.UpdateAll("engine", Selector::kLatest, 5s);
+  world_.executor.Advance(6s);
+  ASSERT_EQ(world_.core->counts().sessions, 0U);
+  EXPECT_EQ(ReplicaOf(0).state(), "dirty") << "also with the shadow flip";
+}
+
+TEST_F(SessionSim, ASessionThatCannotHaveWrittenServedMemoryLeavesNoDoubt) {
+  for (const FlipMode flip : {FlipMode::kInPlace, FlipMode::kShadow}) {
+    SCOPED_TRACE(static_cast<int>(flip));
+    World::JobOptions engine;
+    engine.flip = flip;
+    World world;
+    world.AddAgent("a");
+    world.AddAgent("b");
+    world.StartJob("trainer", Role::kProducer, 1, {"a"}, engine);
+    world.StartJob("engine", Role::kConsumer, 1, {"b"}, engine);
+    // Nobody says what was left: in place it never began, with a shadow it wrote that only.
+    world.agent("b").mute = {
+        Received::kAbort, flip == FlipMode::kInPlace ? Received::kPrepare : Received::kFlipPrepare};
+    world.PublishAll("trainer", 7);
+    world.UpdateAll("engine", Selector::kLatest, 5s);
+    ASSERT_EQ(world.core->counts().sessions, 1U);
+    world.executor.Advance(6s);
+    ASSERT_EQ(world.core->counts().sessions, 0U);
+    world.core->GetStatus({}, [&](Result<proto::StatusReply> reply) {
+      EXPECT_EQ(reply->channels(0).replicas(0).state(), "idle");
+    });
+  }
+}
+
+TEST_F(SessionSim, BelievesTheAgentAtWhichASessionFailed) {
+  World::JobOptions engine;
+  engine.flip = FlipMode::kInPlace;
+  Start(engine);
+  world_.agent("b").mute = {Received::kGo, Received::kAbort};
+  world_.PublishAll("trainer", 7);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  world_.executor.Advance(1s);
+  proto::AgentMessage message;
+  message.mutable_session_failed()->set_session(1);
+  message.mutable_session_failed()->add_dirty_target_ranks(1);
+  world_.agent("b").Say(std::move(message));
+  world_.executor.RunReady();
+  ASSERT_EQ(world_.core->counts().sessions, 0U);
+  const proto::ReplicaStatus replica = ReplicaOf(0);
+  EXPECT_FALSE(replica.ranks(0).dirty());
+  EXPECT_TRUE(replica.ranks(1).dirty());
+  EXPECT_FALSE(replica.ranks(2).dirty());
+}
+
+TEST_F(SessionSim, AnAnswerAboutAnotherSessionEndsNoDoubt) {
+  World::JobOptions engine;
+  engine.flip = FlipMode::kInPlace;
+  Start(engine);
+  world_.agent("b").mute.insert(Received::kAbort);
+  world_.agent("a").corrupt_source = 0;
+  world_.PublishAll("trainer", 7);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  world_.executor.Advance(1s);
+  ASSERT_EQ(ReplicaOf(0).state(), "dirty");
+  const auto nothing_left = [&](std::uint64_t session) {
+    proto::AgentMessage message;
+    message.mutable_session_failed()->set_session(session);
+    world_.agent("b").Say(std::move(message));
+    world_.executor.RunReady();
+  };
+  nothing_left(4);
+  EXPECT_EQ(ReplicaOf(0).state(), "dirty");
+  nothing_left(1);
+  EXPECT_EQ(ReplicaOf(0).state(), "idle");
 }
 
 TEST_F(SessionSim, BringsADirtyReplicaEvenWhatItServed) {

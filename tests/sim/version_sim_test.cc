@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "tensorbus/rpc/convert.h"
 #include "tests/sim/world.h"
 #include "tests/testing/status_matchers.h"
 
@@ -93,6 +94,56 @@ TEST_F(VersionSim, LetsRunningSessionsEndBeforeMemoryIsGivenBack) {
   EXPECT_EQ(world_.worker("engine", 0).live, 1U);
 }
 
+TEST_F(VersionSim, OpensNoSessionOnMemoryThatIsAboutToBeGivenBack) {
+  Start();
+  World::JobOptions second;
+  second.replica = 1;
+  world_.StartJob("engine", Role::kConsumer, 1, {"b"}, second);
+  second.replica = 2;
+  world_.StartJob("engine", Role::kConsumer, 1, {"b"}, second);
+  world_.UpdateAll("engine", Selector::kLatest, 30s);
+  world_.PublishAll("trainer", 1, SlowConsumer::kSkip);
+  world_.Release(world_.worker("trainer", 0), 1, 30s);
+  ASSERT_FALSE(Released(0, 1));
+  Worker& latest = world_.worker("engine", 0, 1);
+  Worker& pinned = world_.worker("engine", 0, 2);
+  world_.Update(latest, Selector::kLatest, 30s);
+  world_.Update(pinned, Selector::kPinned, 30s, 1);
+  EXPECT_EQ(world_.core->counts().sessions, 1U);
+  EXPECT_FALSE(latest.updated) << "waits for what comes";
+  EXPECT_THAT(pinned.updated.value(), IsStatus(Code::kNotFound, Reason::kStaleVersion));
+}
+
+TEST_F(VersionSim, HoldsMemoryUntilAllRanksHavePublished) {
+  Start();
+  world_.Publish(world_.worker("trainer", 0), 1, SlowConsumer::kSkip);
+  world_.Release(world_.worker("trainer", 0), 1, 30s);
+  world_.Release(world_.worker("trainer", 1), 1, 30s);
+  EXPECT_FALSE(Released(0, 1));
+  EXPECT_OK(Released(1, 1).value()) << "it has not published that";
+  world_.Publish(world_.worker("trainer", 1), 1, SlowConsumer::kSkip);
+  EXPECT_OK(Released(0, 1).value());
+}
+
+TEST_F(VersionSim, NoReplicaThatCannotTakeTheVersionHoldsTheTrainerUp) {
+  world_.AddAgent("a");
+  world_.AddAgent("b");
+  World::JobOptions other;
+  other.change = [](RankLayout& layout) { layout.tensors[0].spec.dtype = DType::kI32; };
+  world_.StartJob("misfit", Role::kConsumer, 1, {"b"}, other);
+  EXPECT_OK(Registered({}, Role::kConsumer, 0, 2, "half"));
+  world_.StartJob("trainer", Role::kProducer, 1, {"a"}, {});
+  world_.PublishAll("trainer", 1, SlowConsumer::kWait, 0);
+  world_.Release(world_.worker("trainer", 0), 1, 30s);
+  EXPECT_OK(Released(0, 1).value());
+}
+
+TEST_F(VersionSim, SaysThatNobodyPublishedWhatShallBeReleased) {
+  Start();
+  world_.Release(world_.worker("trainer", 0), 1, 30s);
+  EXPECT_EQ(Released(0, 1).value().code(), Code::kNotFound);
+}
+
 TEST_F(VersionSim, GivesMemoryBackAtOnceWhenASnapshotWasMade) {
   Start();
   world_.PublishAll("trainer", 1, SlowConsumer::kSnapshot);
@@ -127,6 +178,18 @@ TEST_F(VersionSim, KeepsTheLastSnapshotsAndDropsOlderOnes) {
   EXPECT_THAT(world_.worker("engine", 0).updated.value(),
               IsStatus(Code::kNotFound, Reason::kStaleVersion));
   EXPECT_THAT(world_.worker("engine", 0).updated->message(), HasSubstr("kept: 3, 4"));
+}
+
+TEST_F(VersionSim, KeepsASnapshotForAsLongAsItIsRead) {
+  Start();
+  world_.PublishAll("trainer", 1, SlowConsumer::kSnapshot, 1, 1);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  ASSERT_EQ(world_.core->counts().sessions, 1U);
+  world_.PublishAll("trainer", 2, SlowConsumer::kSnapshot, 1, 1);  // which its reading hinders not
+  EXPECT_EQ(world_.worker("trainer", 0).snapshots, (std::set<std::uint64_t>{1, 2}));
+  world_.executor.Advance(1s);
+  EXPECT_EQ(world_.worker("engine", 0).live, 1U);
+  EXPECT_EQ(world_.worker("trainer", 0).snapshots, std::set<std::uint64_t>{2});
 }
 
 TEST_F(VersionSim, RollsReplicasBackUntilSomethingNewIsPublished) {
@@ -169,6 +232,74 @@ TEST_F(VersionSim, RefusesVersionsThatGoBack) {
   EXPECT_THAT(world_.worker("trainer", 0).published.value(),
               IsStatus(Code::kInvalidArgument, Reason::kMalformed));
   world_.PublishAll("trainer", 6);
+}
+
+TEST_F(VersionSim, RefusesAVersionTwiceAlsoWhileOtherRanksAreStillToPublishIt) {
+  Start();
+  Worker& worker = world_.worker("trainer", 0);
+  for (const std::uint64_t version : {4U, 5U}) {
+    world_.Publish(worker, version, SlowConsumer::kSnapshot);
+    EXPECT_OK(worker.published.value());
+  }
+  for (const std::uint64_t version : {4U, 5U}) {
+    world_.Publish(worker, version, SlowConsumer::kSnapshot);
+    EXPECT_THAT(worker.published.value(),
+                IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
+  }
+}
+
+TEST_F(VersionSim, RefusesPublishesOutOfBoundsOrWithoutTheirSnapshot) {
+  Start();
+  Worker& worker = world_.worker("trainer", 0);
+  world_.Publish(worker, 0);
+  EXPECT_THAT(worker.published.value(), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  world_.Publish(worker, 1, static_cast<SlowConsumer>(4));
+  EXPECT_THAT(worker.published.value(), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  world_.Publish(worker, 1, SlowConsumer::kSnapshot, 1, daemon::kMaxKeptVersions);
+  EXPECT_THAT(worker.published.value(), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  worker.published.reset();
+  proto::AgentMessage message;
+  proto::Publish& publish = *message.mutable_publish();
+  publish.set_request(worker.request);
+  *publish.mutable_rank() = rpc::ToProto(worker.identity);
+  publish.set_version(1);
+  publish.set_policy(static_cast<std::uint32_t>(SlowConsumer::kSnapshot));
+  world_.agent("a").Say(std::move(message));
+  world_.executor.RunReady();
+  EXPECT_EQ(worker.published.value().code(), Code::kFailedPrecondition);
+  EXPECT_THAT(worker.published->message(), HasSubstr("its agent made none"));
+  EXPECT_EQ(world_.core->counts().kept_versions, 0U);
+}
+
+TEST_F(VersionSim, RefusesRanksThatPublishWithDifferentPolicies) {
+  Start();
+  world_.Publish(world_.worker("trainer", 0), 1, SlowConsumer::kWait);
+  world_.Publish(world_.worker("trainer", 1), 1, SlowConsumer::kSkip);
+  EXPECT_THAT(world_.worker("trainer", 1).published.value(),
+              IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  world_.Publish(world_.worker("trainer", 1), 1, SlowConsumer::kWait);
+  EXPECT_OK(world_.worker("trainer", 1).published.value());
+}
+
+TEST_F(VersionSim, KeepsNoMoreVersionsThanItsBound) {
+  Start();
+  Worker& worker = world_.worker("trainer", 0);  // the other rank publishes none of them
+  for (std::uint64_t version = 1; version <= daemon::kMaxKeptVersions; ++version) {
+    world_.Publish(worker, version, SlowConsumer::kSnapshot);
+    ASSERT_OK(worker.published.value());
+  }
+  world_.Publish(worker, daemon::kMaxKeptVersions + 1, SlowConsumer::kSnapshot);
+  EXPECT_THAT(worker.published.value(), IsStatus(Code::kResourceExhausted, Reason::kBusy));
+}
+
+TEST_F(VersionSim, AProcessWithoutANumberIsNeverTheSameAgain) {
+  world_.AddAgent("a");
+  World::JobOptions options;
+  options.pid = 0;
+  world_.StartJob("trainer", Role::kProducer, 1, {"a"}, options);
+  world_.Leave(world_.worker("trainer", 0));
+  world_.StartJob("trainer", Role::kProducer, 1, {"a"}, options);
+  EXPECT_EQ(world_.worker("trainer", 0).epoch, 2U);
 }
 
 TEST_F(VersionSim, BeginsANewEpochWhenTheTrainerRestarts) {
@@ -243,6 +374,19 @@ TEST_F(VersionSim, RefusesPublishesOfAnEpochThatIsOver) {
               IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
 }
 
+TEST_F(VersionSim, AnAgentOfTheLastEpochTakesNoRankOfThisOneAlong) {
+  Start();
+  world_.Leave(world_.worker("trainer", 0));
+  World::JobOptions again;
+  again.pid = 2000;
+  world_.StartJob("trainer", Role::kProducer, 2, {"b"}, again);  // rank 1 was at agent a
+  world_.agent("a").Die();
+  world_.executor.RunReady();
+  world_.PublishAll("trainer", 1);
+  Sync();
+  EXPECT_EQ(world_.worker("engine", 0).live, 1U);
+}
+
 TEST_F(VersionSim, RefusesAProcessOfAnEpochThatIsOver) {
   Start();
   for (const std::uint32_t rank : {0U, 1U}) world_.Leave(world_.worker("trainer", rank));
@@ -303,6 +447,33 @@ TEST_F(VersionSim, NeverGoesBackWhenTheDaemonRestarts) {
   EXPECT_EQ(world_.worker("engine", 0).live, 6U);
 }
 
+TEST_F(VersionSim, ADirtyReplicaServesNoVersion) {
+  world_.AddAgent("a");
+  world_.AddAgent("b");
+  World::JobOptions engine;
+  engine.flip = FlipMode::kInPlace;
+  engine.live_version = 5;
+  engine.dirty = true;
+  world_.StartJob("engine", Role::kConsumer, 1, {"b"}, engine);
+  const Worker& worker = world_.worker("engine", 0);
+  world_.UpdateAll("engine", Selector::kLatest, 2s);
+  EXPECT_FALSE(worker.updated) << "nobody can bring it one yet";
+  world_.executor.Advance(3s);
+  EXPECT_EQ(worker.updated.value().code(), Code::kDeadlineExceeded);
+  World::JobOptions back;
+  back.known_epoch = 1;
+  back.live_version = 5;
+  world_.StartJob("trainer", Role::kProducer, 1, {"a"}, back);
+  Sync(Selector::kPinned, 5);
+  EXPECT_THAT(worker.updated.value(), IsStatus(Code::kNotFound, Reason::kStaleVersion));
+  world_.PublishAll("trainer", 5, SlowConsumer::kWait);
+  world_.Release(world_.worker("trainer", 0), 5, 30s);
+  EXPECT_FALSE(Released(0, 5)) << "it has not taken the version";
+  Sync();
+  EXPECT_OK(worker.updated.value()) << "the version that it held, once more";
+  EXPECT_OK(Released(0, 5).value());
+}
+
 TEST_F(VersionSim, BeginsAboveOldNumbersWhenOnlyEnginesRememberThem) {
   Start();
   world_.RestartDaemon(100);
@@ -314,6 +485,22 @@ TEST_F(VersionSim, BeginsAboveOldNumbersWhenOnlyEnginesRememberThem) {
   fresh.pid = 2000;
   world_.StartJob("trainer", Role::kProducer, 2, {"a"}, fresh);
   EXPECT_EQ(world_.worker("trainer", 0).epoch, 4U);
+  world_.Publish(world_.worker("trainer", 0), 12);
+  EXPECT_THAT(world_.worker("trainer", 0).published.value(),
+              IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
+}
+
+TEST_F(VersionSim, BeginsAboveOldNumbersThatOnlyATrainerWhichIsGoneRemembered) {
+  world_.AddAgent("a");
+  World::JobOptions back;
+  back.known_epoch = 3;
+  back.live_version = 12;
+  world_.StartJob("trainer", Role::kProducer, 1, {"a"}, back);
+  EXPECT_EQ(world_.worker("trainer", 0).latest, 12U);
+  world_.Leave(world_.worker("trainer", 0));
+  World::JobOptions fresh;
+  fresh.pid = 2000;
+  world_.StartJob("trainer", Role::kProducer, 1, {"a"}, fresh);
   world_.Publish(world_.worker("trainer", 0), 12);
   EXPECT_THAT(world_.worker("trainer", 0).published.value(),
               IsStatus(Code::kFailedPrecondition, Reason::kStaleVersion));
@@ -395,8 +582,11 @@ TEST_F(VersionSim, NamesAShapeThatDiffers) {
   options.change = [](RankLayout& layout) {
     const std::uint64_t dims[] = {17};
     layout.tensors[1].spec.shape = Shape::Create(dims).value();
+    layout.tensors[1].boxes = {Box::Whole(layout.tensors[1].spec.shape)};
   };
-  EXPECT_THAT(Registered(options), IsStatus(Code::kFailedPrecondition, Reason::kLayoutMismatch));
+  const Status status = Registered(options);
+  EXPECT_THAT(status, IsStatus(Code::kFailedPrecondition, Reason::kLayoutMismatch));
+  EXPECT_THAT(status.message(), HasSubstr("global shape [17], the channel has [16]"));
 }
 
 TEST_F(VersionSim, NamesTensorsThatAreNeitherHeldNorLeftOut) {
@@ -432,6 +622,21 @@ TEST_F(VersionSim, RefusesRanksThatDoNotAgree) {
   in_place.flip = FlipMode::kInPlace;
   EXPECT_THAT(Registered(in_place, Role::kConsumer, 1, 2),
               IsStatus(Code::kInvalidArgument, Reason::kLayoutMismatch));
+  World::JobOptions elsewhere;
+  elsewhere.channel = "reward";
+  EXPECT_OK(Registered(elsewhere, Role::kProducer, 0, 2, "critic"));
+  EXPECT_THAT(Registered(elsewhere, Role::kProducer, 1, 3, "critic"),
+              IsStatus(Code::kInvalidArgument, Reason::kLayoutMismatch));
+}
+
+TEST_F(VersionSim, RefusesAnUnknownFlipOrProof) {
+  Start();
+  World::JobOptions options;
+  options.flip = static_cast<FlipMode>(3);
+  EXPECT_THAT(Registered(options), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  options = {};
+  options.proof = static_cast<Proof>(5);
+  EXPECT_THAT(Registered(options), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
 }
 
 }  // namespace
