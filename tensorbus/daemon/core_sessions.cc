@@ -220,9 +220,10 @@ void Core::AbortSession(SessionId id, Status why, const Agent* agent,
     if (mixture || (own && Says(report, number))) {
       rank.dirty = true;
       rank.doubt = {};
-    } else if (in_doubt && !own && !rank.dirty) {
+    } else if (in_doubt && !own) {
+      // What one session left behind says nothing of the next: only a repair ends two doubts.
+      rank.doubt = rank.dirty ? SessionId{} : id;
       rank.dirty = true;
-      rank.doubt = id;
     }
   }
   if (why.reason() == Reason::kPlanMismatch) known_plans_.erase(PlanKey(config));

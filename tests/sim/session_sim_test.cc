@@ -613,5 +613,32 @@ TEST_F(SessionSim, LeavesAShadowReplicaCleanAfterAFailure) {
   EXPECT_EQ(ReplicaOf(0).state(), "idle");
 }
 
+TEST_F(SessionSim, ALateAnswerToOneSessionCleansNothingOfTheNext) {
+  World::JobOptions engine;
+  engine.flip = FlipMode::kInPlace;
+  Start(engine);
+  world_.PublishAll("trainer", 7);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  ExpectServes(7);
+  world_.PublishAll("trainer", 8);
+  world_.agent("a").fail_prepare = Status(Code::kFailedPrecondition, "the source wrote");
+  world_.agent("b").mute.insert(Received::kAbort);
+  for (int i = 0; i < 2; ++i) {
+    world_.UpdateAll("engine", Selector::kLatest, 10s);
+    world_.executor.Advance(1s);
+    ASSERT_EQ(world_.core->counts().sessions, 0U);
+  }
+  for (const std::uint64_t session : {2U, 3U}) {
+    proto::AgentMessage message;
+    message.mutable_session_failed()->set_session(session);
+    for (std::uint32_t rank = 0; session == 3 && rank < 3; ++rank) {
+      message.mutable_session_failed()->add_dirty_target_ranks(rank);
+    }
+    world_.agent("b").Say(std::move(message));
+    world_.executor.RunReady();
+    EXPECT_EQ(ReplicaOf(0).state(), "dirty") << session;
+  }
+}
+
 }  // namespace
 }  // namespace tensorbus::sim
