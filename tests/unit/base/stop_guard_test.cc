@@ -16,7 +16,7 @@ TEST(StopGuardDeathTest, NamesTheStepThatDoesNotEnd) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(
       {
-        StopGuard guard("agent", 10ms);
+        StopGuard guard("agent", 1s);  // time enough to come to the second step
         guard.At("workers");
         guard.At("copies");
         std::this_thread::sleep_for(10s);
