@@ -185,8 +185,9 @@ void Session::BindAll() {
     auto routes = std::make_shared<std::vector<std::shared_ptr<const BoundRoutes>>>();
     auto failure = std::make_shared<Status>();
     planner::RankSelection ranks;
-    for (const Want& want : *wants)
+    for (const Want& want : *wants) {
       (want.side == RouteSide::kSource ? ranks.sources : ranks.targets).push_back(want.number);
+    }
     const Result<planner::Plan> own = OwnPart(*plan, std::move(ranks));
     if (!own.ok()) *failure = own.status();
     for (const Want& want : *wants) {

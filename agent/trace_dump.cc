@@ -39,16 +39,16 @@ Status WriteAll(int fd, std::string_view text) {
   return {};
 }
 
+// Signed: the clock that people read may step back.
+double DurationUs(const TraceRecord& record) {
+  return static_cast<double>(static_cast<std::int64_t>(record.end_ns - record.begin_ns)) / 1e3;
+}
+
 }  // namespace
 
 std::string TracePath(const std::string& folder, SessionId session) {
   return fmt::format("{}/{}{:020}-{}-{}.trace", folder, kPrefix, RealtimeNs(), ::getpid(),
                      session.value);
-}
-
-// Signed: the clock that people read may step back.
-static double DurationUs(const TraceRecord& record) {
-  return static_cast<double>(static_cast<std::int64_t>(record.end_ns - record.begin_ns)) / 1e3;
 }
 
 Status WriteTrace(const std::string& path, SessionId session, const Status& why,

@@ -110,8 +110,9 @@ Result<std::map<std::uint32_t, ClaimShare>> ShareOut(const LayoutEntry& held,
   std::map<std::uint32_t, ClaimShare> shares;
   for (const planner::Route& route : plan.routes) {
     ClaimShare& share = shares[route.source];
-    for (const CopyOp& op : planner::OpsOf(plan, route))
+    for (const CopyOp& op : planner::OpsOf(plan, route)) {
       share.boxes.emplace_back(op.tensor, op.box);
+    }
   }
   return shares;
 }

@@ -12,7 +12,6 @@ namespace tensorbus::daemon {
 namespace {
 
 constexpr std::size_t kMaxLeaveOut = kMaxTensors;
-/// Greatest epoch that is believed: far from where counting on would begin anew.
 
 /// No rank is here and no version is kept.
 bool Empty(const Channel& channel) {

@@ -247,8 +247,8 @@ void Core::AbortSession(SessionId id, Status why, const Agent* agent,
 void Core::OnLeftBehind(const Agent& agent, const proto::SessionFailed& report) {
   for (const RankKey& key : agent.ranks) {
     RankState* const rank = FindRank(key);
-    if (rank == nullptr || rank->doubt.value == 0 || rank->doubt.value != report.session())
-      continue;
+    if (rank == nullptr || rank->doubt.value == 0) continue;
+    if (rank->doubt.value != report.session()) continue;
     rank->doubt = {};
     rank->dirty = Says(report, key.rank);
     ReconcileLater(key.channel);

@@ -22,6 +22,19 @@ class SessionSim : public ::testing::Test {
     world_.StartJob("trainer", Role::kProducer, 2, {"a"}, {});
     world_.StartJob("engine", Role::kConsumer, 3, {"b"}, engine);
   }
+  void StartInPlace() {
+    World::JobOptions engine;
+    engine.flip = FlipMode::kInPlace;
+    Start(engine);
+  }
+  /// The engine serves version 7, and 8 is published.
+  void StartInPlaceAtSevenOfEight() {
+    StartInPlace();
+    world_.PublishAll("trainer", 7);
+    world_.UpdateAll("engine", Selector::kLatest, 10s);
+    ExpectServes(7);
+    world_.PublishAll("trainer", 8);
+  }
   bool Updated(std::uint32_t replica = 0) {
     for (const Worker* worker : world_.WorkersOf("engine", replica)) {
       if (!worker->updated) return false;
@@ -468,13 +481,7 @@ TEST_F(SessionSim, SettlesUnderRandomLossOfMessages) {
 // ---- dirty replicas -----------------------------------------------------------------------------
 
 TEST_F(SessionSim, RepairsADirtyReplicaWithTheSameVersion) {
-  World::JobOptions engine;
-  engine.flip = FlipMode::kInPlace;
-  Start(engine);
-  world_.PublishAll("trainer", 7);
-  world_.UpdateAll("engine", Selector::kLatest, 10s);
-  ExpectServes(7);
-  world_.PublishAll("trainer", 8);
+  StartInPlaceAtSevenOfEight();
   world_.agent("b").corrupt_target = 0;
   world_.UpdateAll("engine", Selector::kLatest, 10s);
   EXPECT_FALSE(Failure().ok());
@@ -486,13 +493,7 @@ TEST_F(SessionSim, RepairsADirtyReplicaWithTheSameVersion) {
 }
 
 TEST_F(SessionSim, AReplicaIsNotDirtyWhenItsAgentSaysThatNoByteWasWritten) {
-  World::JobOptions engine;
-  engine.flip = FlipMode::kInPlace;
-  Start(engine);
-  world_.PublishAll("trainer", 7);
-  world_.UpdateAll("engine", Selector::kLatest, 10s);
-  ExpectServes(7);
-  world_.PublishAll("trainer", 8);
+  StartInPlaceAtSevenOfEight();
   // The plan is known, so that this session moves from the start; its source fails at once.
   world_.agent("a").fail_prepare = Status(Code::kFailedPrecondition, "the source wrote");
   world_.UpdateAll("engine", Selector::kLatest, 10s);
@@ -507,9 +508,7 @@ TEST_F(SessionSim, AReplicaIsNotDirtyWhenItsAgentSaysThatNoByteWasWritten) {
 }
 
 TEST_F(SessionSim, AReplicaIsDirtyWhenBytesWereWrittenBeforeASourceFailed) {
-  World::JobOptions engine;
-  engine.flip = FlipMode::kInPlace;
-  Start(engine);
+  StartInPlace();
   world_.PublishAll("trainer", 7);
   world_.agent("a").corrupt_source = 0;  // found out when the bytes have moved
   world_.UpdateAll("engine", Selector::kLatest, 10s);
@@ -552,9 +551,7 @@ TEST_F(SessionSim, ASessionThatCannotHaveWrittenServedMemoryLeavesNoDoubt) {
 }
 
 TEST_F(SessionSim, BelievesTheAgentAtWhichASessionFailed) {
-  World::JobOptions engine;
-  engine.flip = FlipMode::kInPlace;
-  Start(engine);
+  StartInPlace();
   world_.agent("b").mute = {Received::kGo, Received::kAbort};
   world_.PublishAll("trainer", 7);
   world_.UpdateAll("engine", Selector::kLatest, 10s);
@@ -572,9 +569,7 @@ TEST_F(SessionSim, BelievesTheAgentAtWhichASessionFailed) {
 }
 
 TEST_F(SessionSim, AnAnswerAboutAnotherSessionEndsNoDoubt) {
-  World::JobOptions engine;
-  engine.flip = FlipMode::kInPlace;
-  Start(engine);
+  StartInPlace();
   world_.agent("b").mute.insert(Received::kAbort);
   world_.agent("a").corrupt_source = 0;
   world_.PublishAll("trainer", 7);
@@ -614,13 +609,7 @@ TEST_F(SessionSim, LeavesAShadowReplicaCleanAfterAFailure) {
 }
 
 TEST_F(SessionSim, ALateAnswerToOneSessionCleansNothingOfTheNext) {
-  World::JobOptions engine;
-  engine.flip = FlipMode::kInPlace;
-  Start(engine);
-  world_.PublishAll("trainer", 7);
-  world_.UpdateAll("engine", Selector::kLatest, 10s);
-  ExpectServes(7);
-  world_.PublishAll("trainer", 8);
+  StartInPlaceAtSevenOfEight();
   world_.agent("a").fail_prepare = Status(Code::kFailedPrecondition, "the source wrote");
   world_.agent("b").mute.insert(Received::kAbort);
   for (int i = 0; i < 2; ++i) {
