@@ -11,6 +11,7 @@
 #include "tensorbus/base/stop_guard.h"
 #include "tensorbus/rpc/address.h"
 #include "tensorbus/rpc/convert.h"
+#include "tensorbus/rpc/protocol.h"
 #include "tensorbus/rpc/status_map.h"
 
 namespace tensorbus::agent {
@@ -147,7 +148,7 @@ class Agent::Core final : public SessionHost, public DeskHost {
  private:
   DaemonLink::Options LinkOptions() const {
     DaemonLink::Options options;
-    options.hello.set_protocol(kProtocolVersion);
+    options.hello.set_protocol(rpc::kControlProtocol);
     options.hello.set_agent(options_.name);
     options.hello.set_host(options_.host);
     if (parts_.remote != nullptr && !parts_.remote->endpoint().empty()) {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "tensorbus/base/log.h"
+#include "tensorbus/rpc/protocol.h"
 #include "tensorbus/rpc/status_map.h"
 #include "tensorbus/types/ids.h"
 
@@ -53,11 +54,11 @@ void DaemonLink::OnMessage(const proto::DaemonMessage& message) {
 void DaemonLink::OnWelcome(const proto::Welcome& welcome) {
   if (ready_) return;
   Status refused = rpc::FromProto(welcome.error());
-  if (refused.ok() && welcome.protocol() != kProtocolVersion) {
+  if (refused.ok() && welcome.protocol() != rpc::kControlProtocol) {
     refused = Status(Code::kFailedPrecondition,
                      fmt::format("the daemon speaks protocol {}, this agent {}; install the same "
                                  "version of tensorbus on both sides",
-                                 welcome.protocol(), kProtocolVersion),
+                                 welcome.protocol(), rpc::kControlProtocol),
                      Reason::kProtocolVersion);
   }
   if (!refused.ok()) return Lost(refused);

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "agent/piece_work.h"
+#include "tensorbus/base/clock.h"
 #include "tensorbus/base/log.h"
 #include "tensorbus/rpc/status_map.h"
 

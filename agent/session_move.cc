@@ -3,6 +3,7 @@
 
 #include "agent/receipts.h"
 #include "agent/session.h"
+#include "tensorbus/base/clock.h"
 #include "tensorbus/rpc/convert.h"
 #include "tensorbus/transport/route_check.h"
 

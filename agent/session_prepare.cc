@@ -4,6 +4,7 @@
 #include "agent/receipts.h"
 #include "agent/session.h"
 #include "planner/host_topology.h"
+#include "tensorbus/base/clock.h"
 #include "tensorbus/base/log.h"
 #include "tensorbus/rpc/convert.h"
 

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "agent/trace_ring.h"
+#include "tensorbus/base/clock.h"
 #include "tensorbus/base/log.h"
 #include "tensorbus/base/unique_fd.h"
 

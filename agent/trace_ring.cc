@@ -1,15 +1,6 @@
 #include "agent/trace_ring.h"
 
-#include <ctime>
-
 namespace tensorbus::agent {
-
-std::uint64_t RealtimeNs() {
-  timespec now = {};
-  ::clock_gettime(CLOCK_REALTIME, &now);
-  return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000U +
-         static_cast<std::uint64_t>(now.tv_nsec);
-}
 
 void TraceRing::Add(TraceRecord record) {
   if (records_.size() < record_count_max_) {

@@ -18,9 +18,6 @@ struct TraceRecord {
   std::uint64_t bytes = 0;
 };
 
-/// Nanoseconds of CLOCK_REALTIME now.
-std::uint64_t RealtimeNs();
-
 /// The last records, a fixed number of them. Confined.
 class TraceRing {
  public:

@@ -119,7 +119,7 @@ void WorkerDesk::OnHello(Worker& worker, wire::Frame frame, int attempt) {
   }
   const auto hello = Parse<wire::Hello>(worker, frame);
   if (!hello.has_value()) return;
-  const bool right_protocol = hello->protocol == kProtocolVersion;
+  const bool right_protocol = hello->protocol == wire::kProtocol;
   if (right_protocol && by_key_.contains(RankKey::Of(hello->identity)) &&
       attempt < kHelloAttempts) {
     // A restarted worker can be faster than the news of its predecessor's death.
@@ -141,11 +141,11 @@ void WorkerDesk::OnHello(Worker& worker, wire::Frame frame, int attempt) {
 }
 
 Status WorkerDesk::AcceptHello(Worker& worker, const wire::Hello& hello, const wire::Frame& frame) {
-  if (hello.protocol != kProtocolVersion) {
+  if (hello.protocol != wire::kProtocol) {
     return {Code::kFailedPrecondition,
             fmt::format("the worker library speaks protocol {}, this agent {}; install the same "
                         "version of tensorbus on both sides",
-                        hello.protocol, kProtocolVersion),
+                        hello.protocol, wire::kProtocol),
             Reason::kProtocolVersion};
   }
   TB_RETURN_IF_ERROR(CheckIdentity(hello.identity));
@@ -162,7 +162,7 @@ Status WorkerDesk::AcceptHello(Worker& worker, const wire::Hello& hello, const w
       MapForeign(frame.fds.front().get(), wire::kControlPageBytes, Mapping::Access::kReadWrite);
   if (!page.ok()) return page.status().Annotate("control page");
   auto* const control = reinterpret_cast<wire::ControlPage*>(page->data());
-  if (control->magic != wire::ControlPage::kMagic || control->protocol != kProtocolVersion) {
+  if (control->magic != wire::ControlPage::kMagic || control->protocol != wire::kProtocol) {
     return {Code::kInvalidArgument, "the control page is none", Reason::kMalformed};
   }
   auto rank = std::make_shared<Rank>();

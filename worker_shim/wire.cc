@@ -233,7 +233,7 @@ void Put(ByteWriter& out, const Hello& hello) {
 }
 void Get(ByteReader& in, Hello& hello) {
   hello.protocol = in.Get<std::uint32_t>();
-  if (hello.protocol != kProtocolVersion) {
+  if (hello.protocol != kProtocol) {
     in.GetBytes(in.remaining());
     return;
   }
@@ -250,12 +250,12 @@ void Put(ByteWriter& out, const Welcome& welcome) {
 }
 void Get(ByteReader& in, Welcome& welcome) {
   welcome.protocol = in.Get<std::uint32_t>();
-  if (welcome.protocol != kProtocolVersion) {
+  if (welcome.protocol != kProtocol) {
     in.GetBytes(in.remaining());
     welcome.status = Status(Code::kFailedPrecondition,
                             fmt::format("the agent speaks protocol {}, this library protocol {}; "
                                         "install the same version of tensorbus on both sides",
-                                        welcome.protocol, kProtocolVersion),
+                                        welcome.protocol, kProtocol),
                             Reason::kProtocolVersion);
     return;
   }

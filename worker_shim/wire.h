@@ -17,6 +17,9 @@
 // changing it.
 namespace tensorbus::wire {
 
+/// What worker library and agent speak. Peers of another number are refused; docs/wire.md says when
+/// it grows.
+inline constexpr std::uint32_t kProtocol = 1;
 /// Most bytes of one frame's body (a registration of 140,000 tensors takes about 30 MiB).
 inline constexpr std::uint32_t kMaxBodyBytes = 256U << 20;
 /// Most descriptors on one frame.
@@ -73,7 +76,7 @@ static_assert(sizeof(FrameHeader) == 16);
 struct ControlPage {
   static constexpr std::uint32_t kMagic = 0x54425043;  // "TBPC"
   std::uint32_t magic = kMagic;
-  std::uint32_t protocol = kProtocolVersion;
+  std::uint32_t protocol = kProtocol;
   /// Bumped by the worker before its first write after a publish (the optimizer's pre-step hook).
   /// The agent reads it at publish, before the first and after the last byte of a session: a change
   /// means a torn read.
@@ -91,7 +94,7 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 // ------------------------------------------------------------------------------------------
 
 struct Hello {
-  std::uint32_t protocol = kProtocolVersion;
+  std::uint32_t protocol = kProtocol;
   RankIdentity identity;
   std::uint32_t pid = 0;
   std::string library;  ///< "tensorbus 0.1.0 python"
@@ -99,7 +102,7 @@ struct Hello {
 
 struct Welcome {
   Status status;
-  std::uint32_t protocol = kProtocolVersion;
+  std::uint32_t protocol = kProtocol;
   std::string agent;                ///< the agent's name, for messages
   std::uint64_t staging_bytes = 0;  ///< its staging budget
 };

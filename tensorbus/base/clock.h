@@ -13,6 +13,14 @@ inline double Seconds(Nanos duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
+/// Nanoseconds of CLOCK_REALTIME now: for people and for lining up what several machines wrote
+/// down, never for measuring.
+inline std::uint64_t RealtimeNs() {
+  return static_cast<std::uint64_t>(
+      std::chrono::duration_cast<Nanos>(std::chrono::system_clock::now().time_since_epoch())
+          .count());
+}
+
 /// Where time comes from; a test double (ManualClock in tests/testing) replaces it. Thread-safe.
 class Clock {
  public:

@@ -4,6 +4,7 @@
 #include "tensorbus/base/log.h"
 #include "tensorbus/daemon/core.h"
 #include "tensorbus/rpc/convert.h"
+#include "tensorbus/rpc/protocol.h"
 #include "tensorbus/rpc/status_map.h"
 
 namespace tensorbus::daemon {
@@ -14,11 +15,11 @@ constexpr std::size_t kMaxEndpoints = 64;
 constexpr std::size_t kMaxEndpointBytes = 512;
 
 Status CheckHello(const proto::Hello& hello) {
-  if (hello.protocol() != kProtocolVersion) {
+  if (hello.protocol() != rpc::kControlProtocol) {
     return {Code::kFailedPrecondition,
             fmt::format("agent {} speaks protocol {}, this daemon speaks {}; install the same "
                         "release on both",
-                        hello.agent(), hello.protocol(), kProtocolVersion),
+                        hello.agent(), hello.protocol(), rpc::kControlProtocol),
             Reason::kProtocolVersion};
   }
   bool fine = !hello.agent().empty() && hello.agent().size() <= rpc::kMaxIdentityBytes &&
@@ -98,7 +99,7 @@ void Core::OnMessage(rpc::PortId port, const proto::AgentMessage& message) {
 void Core::Greet(rpc::PortId id, const proto::Hello& hello) {
   Port& port = ports_.at(id);
   proto::Welcome welcome;
-  welcome.set_protocol(kProtocolVersion);
+  welcome.set_protocol(rpc::kControlProtocol);
   welcome.set_daemon(options_.name);
   if (const Status status = CheckHello(hello); !status.ok()) {
     Log(LogLevel::kWarn, "agent_refused", {{"peer", port.peer}, {"error", status}});

@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <chrono>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "tensorbus/base/clock.h"
 #include "tensorbus/base/log.h"
 #include "tensorbus/daemon/core.h"
 #include "tensorbus/rpc/convert.h"
@@ -11,12 +11,6 @@
 namespace tensorbus::daemon {
 
 namespace {
-
-std::uint64_t RealtimeNs() {
-  return static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
-                                        std::chrono::system_clock::now().time_since_epoch())
-                                        .count());
-}
 
 std::uint64_t SessionOf(const proto::AgentMessage& message) {
   switch (message.body_case()) {

@@ -48,11 +48,6 @@ DigestSum CopyRangeDigest(const StridedBlock& source, const StridedBlock& target
 CopySums CopyRangeReadback(const StridedBlock& source, const StridedBlock& target,
                            const StridedBlock& check, ByteRange range);
 
-/// Writes the block's bytes, row-major, into `out` (exactly block.bytes() long).
-void PackBlock(const StridedBlock& block, std::span<std::byte> out);
-/// The inverse.
-void UnpackBlock(std::span<const std::byte> in, const StridedBlock& block);
-
 /// The part [first, first + count) of the block's row-major bytes, packed or unpacked. Any cut is
 /// fine.
 void PackRange(const StridedBlock& block, std::uint64_t first, std::span<std::byte> out);

@@ -76,16 +76,6 @@ void UnpackRange(std::span<const std::byte> in, std::uint64_t first, const Strid
   Scatter(in.data(), in.size(), walk);
 }
 
-void PackBlock(const StridedBlock& block, std::span<std::byte> out) {
-  TB_CHECK(out.size() == block.bytes());
-  PackRange(block, 0, out);
-}
-
-void UnpackBlock(std::span<const std::byte> in, const StridedBlock& block) {
-  TB_CHECK(in.size() == block.bytes());
-  UnpackRange(in, 0, block);
-}
-
 std::uint64_t RunBytes(const StridedBlock& block) {
   return block.elements() == 0 ? 0 : MemoryWalk(block).run_bytes();
 }

@@ -41,9 +41,6 @@ std::uint32_t ItemBytes(DType dtype) {
 std::string_view DTypeName(DType dtype) {
   return RowOf(dtype).name;
 }
-std::string_view SafetensorsName(DType dtype) {
-  return RowOf(dtype).safetensors;
-}
 
 Result<DType> ParseDType(std::string_view text) {
   std::string known;

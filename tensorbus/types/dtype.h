@@ -28,9 +28,8 @@ enum class DType : std::uint8_t {
 std::uint32_t ItemBytes(DType dtype);
 /// Our spelling ("bf16").
 std::string_view DTypeName(DType dtype);
-/// The spelling of safetensors ("BF16").
-std::string_view SafetensorsName(DType dtype);
-/// Reads both spellings. Error: kInvalidArgument naming the known ones.
+/// Reads our spelling and that of safetensors ("BF16"). Error: kInvalidArgument naming the known
+/// ones.
 Result<DType> ParseDType(std::string_view text);
 /// Checks a code from the wire.
 Result<DType> DTypeFromCode(std::uint8_t code);

@@ -22,10 +22,6 @@ using ChannelEpoch = Id<struct ChannelEpochTag>;
 /// One transfer of one version to one replica; a retry is a new session.
 using SessionId = Id<struct SessionTag>;
 
-/// The protocol spoken between worker library, agent and daemon. Peers of another number are
-/// refused.
-inline constexpr std::uint32_t kProtocolVersion = 1;
-
 enum class Role : std::uint8_t { kProducer = 1, kConsumer = 2 };
 
 /// How a consumer's new bytes become live.

@@ -246,12 +246,6 @@ Result<JobLayout> LayoutCombiner::Finish() && {
   return job;
 }
 
-Result<JobLayout> Combine(std::span<const RankLayout> ranks) {
-  LayoutCombiner combiner;
-  for (const RankLayout& rank : ranks) TB_RETURN_IF_ERROR(combiner.Add(rank));
-  return std::move(combiner).Finish();
-}
-
 Hash128 HashOf(const Holding& holding) {
   Hasher hasher;
   AddHolding(hasher, holding);

@@ -82,12 +82,6 @@ struct RankLayout {
 Status Validate(const JobLayout& layout);
 Status Validate(const RankLayout& layout, std::uint32_t rank);
 
-/// Puts the ranks of a job together. Tensors appear in the order in which ranks (0 first) name
-/// them; equal holdings are stored once.
-///
-/// Errors: kLayoutMismatch/kDtypeMismatch when two ranks give one name different shapes or dtypes.
-Result<JobLayout> Combine(std::span<const RankLayout> ranks);
-
 /// Identifies a layout: equal layouts have equal hashes, on every machine.
 Hash128 HashOf(const Holding& holding);
 Hash128 HashOf(const JobLayout& layout);

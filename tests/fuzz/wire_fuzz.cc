@@ -17,7 +17,7 @@ void TryDecode(std::span<const std::byte> body) {
   const auto decoded = Decode<Message>(body);
   if (!decoded.ok()) return;
   if constexpr (requires { decoded->protocol; }) {
-    if (decoded->protocol != kProtocolVersion) return;
+    if (decoded->protocol != kProtocol) return;
   }
   const auto again = Encode(*decoded);
   if (!std::ranges::equal(again, body)) std::abort();

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 
+#include "tensorbus/rpc/protocol.h"
 #include "tests/sim/world.h"
 #include "tests/testing/status_matchers.h"
 
@@ -27,7 +28,7 @@ class AgentSim : public ::testing::Test {
   }
   static proto::AgentMessage Hello(const std::string& name) {
     proto::AgentMessage message;
-    message.mutable_hello()->set_protocol(kProtocolVersion);
+    message.mutable_hello()->set_protocol(rpc::kControlProtocol);
     message.mutable_hello()->set_agent(name);
     return message;
   }

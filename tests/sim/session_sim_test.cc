@@ -2,6 +2,7 @@
 #include <set>
 
 #include "tensorbus/rpc/convert.h"
+#include "tensorbus/rpc/protocol.h"
 #include "tests/sim/world.h"
 #include "tests/testing/status_matchers.h"
 
@@ -396,7 +397,7 @@ TEST_F(SessionSim, RefusesAnAgentThatSpeaksAnotherProtocol) {
   FakeAgent& agent = world_.AddAgent("a");
   agent.Die();
   world_.executor.RunReady();
-  agent.protocol = kProtocolVersion + 1;
+  agent.protocol = rpc::kControlProtocol + 1;
   agent.Attach();
   world_.executor.RunReady();
   ASSERT_TRUE(agent.closed());

@@ -12,6 +12,7 @@
 
 #include "tensorbus/base/metrics.h"
 #include "tensorbus/daemon/core.h"
+#include "tensorbus/rpc/protocol.h"
 #include "tests/testing/manual_executor.h"
 
 namespace tensorbus::sim {
@@ -65,7 +66,7 @@ class FakeAgent : public rpc::AgentPort {
   const std::string& name() const { return name_; }
 
   // Where it errs.
-  std::uint32_t protocol = kProtocolVersion;
+  std::uint32_t protocol = rpc::kControlProtocol;
   std::set<Received> mute;                      ///< gets these but does nothing
   std::optional<Received> die_on;               ///< dies when this comes
   std::optional<Sent> die_instead;              ///< dies where it would send this

@@ -186,7 +186,7 @@ class BucketModeMemory : public ::testing::Test {
     std::vector<std::byte> all;
     for (const StridedBlock& block : blocks_) {
       std::vector<std::byte> bytes(block.bytes());
-      kernels::PackBlock(block, bytes);
+      kernels::PackRange(block, 0, bytes);
       all.insert(all.end(), bytes.begin(), bytes.end());
     }
     return all;

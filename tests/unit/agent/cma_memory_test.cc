@@ -139,7 +139,7 @@ TEST_F(Cma, WritesWhereItShouldAndNowhereElse) {
   for (const StridedBlock& block : blocks) {
     std::vector<std::byte> bytes(block.bytes());
     testing::FillRandom(random, bytes);
-    kernels::UnpackBlock(bytes, block);  // ours: what the child's should become
+    kernels::UnpackRange(bytes, 0, block);  // ours: what the child's should become
     parts.push_back({.block = &block, .first = 0, .count = bytes.size()});
     sent.insert(sent.end(), bytes.begin(), bytes.end());
   }

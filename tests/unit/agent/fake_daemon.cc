@@ -5,8 +5,11 @@
 #include <future>
 #include <gtest/gtest.h>
 
+#include "tensorbus/base/check.h"
 #include "tensorbus/rpc/convert.h"
+#include "tensorbus/rpc/protocol.h"
 #include "tensorbus/rpc/status_map.h"
+#include "tensorbus/types/layout_combiner.h"
 #include "worker_shim/wire.h"
 
 namespace tensorbus::testing {
@@ -265,7 +268,7 @@ void FakeDaemon::OnAgentMessage(std::uint64_t link, AgentMessage message) {
       found->second.endpoints.assign(message.hello().endpoints().begin(),
                                      message.hello().endpoints().end());
       DaemonMessage answer;
-      answer.mutable_welcome()->set_protocol(kProtocolVersion);
+      answer.mutable_welcome()->set_protocol(rpc::kControlProtocol);
       answer.mutable_welcome()->set_daemon("fake");
       answer.mutable_welcome()->set_data_token("secret");
       return SendTo(link, answer);
@@ -439,11 +442,11 @@ void FakeDaemon::TryStart(const std::string& job, std::uint32_t replica) {
 }
 
 Hash128 FakeDaemon::LayoutOf(const std::string& job, std::uint32_t replica) {
-  std::vector<RankLayout> layouts;
+  LayoutCombiner combiner;
   for (const auto& [key, state] : ranks_) {
-    if (key.job == job && key.replica == replica) layouts.push_back(state.layout);
+    if (key.job == job && key.replica == replica) TB_CHECK(combiner.Add(state.layout).ok());
   }
-  Result<JobLayout> combined = Combine(layouts);
+  Result<JobLayout> combined = std::move(combiner).Finish();
   EXPECT_TRUE(combined.ok()) << combined.status();
   const Hash128 hash = HashOf(*combined);
   layouts_[hash] = Serialize(*combined);

@@ -8,6 +8,7 @@
 
 #include "tensorbus/daemon/core.h"
 #include "tensorbus/rpc/convert.h"
+#include "tensorbus/rpc/protocol.h"
 #include "tensorbus/rpc/status_map.h"
 #include "tests/testing/inline_side_work.h"
 #include "tests/testing/status_matchers.h"
@@ -68,8 +69,7 @@ std::string LayoutOf(std::uint32_t rank, std::uint32_t count) {
 }
 
 /// The longest the executor took to come to a task, while both jobs registered.
-Nanos LongestWait(ThreadExecutor& executor, SideWork& work,
-                  const std::vector<std::string>& sources,
+Nanos LongestWait(ThreadExecutor& executor, SideWork& work, const std::vector<std::string>& sources,
                   const std::vector<std::string>& targets) {
   Metrics registry;
   DaemonMetrics metrics(registry);
@@ -81,7 +81,7 @@ Nanos LongestWait(ThreadExecutor& executor, SideWork& work,
   };
   executor.Post([&] { core.OnAttach(port, ear, "test"); });
   proto::AgentMessage hello;
-  hello.mutable_hello()->set_protocol(kProtocolVersion);
+  hello.mutable_hello()->set_protocol(rpc::kControlProtocol);
   hello.mutable_hello()->set_agent("a");
   say(std::move(hello));
   std::uint64_t request = 0;
@@ -91,9 +91,13 @@ Nanos LongestWait(ThreadExecutor& executor, SideWork& work,
       proto::AgentMessage message;
       proto::RegisterRank& body = *message.mutable_register_rank();
       body.set_request(++request);
-      *body.mutable_rank() = rpc::ToProto(
-          RankIdentity{.channel = "policy", .job = job, .role = role, .replica = 0, .rank = rank,
-                       .rank_count = static_cast<std::uint32_t>(layouts.size())});
+      *body.mutable_rank() =
+          rpc::ToProto(RankIdentity{.channel = "policy",
+                                    .job = job,
+                                    .role = role,
+                                    .replica = 0,
+                                    .rank = rank,
+                                    .rank_count = static_cast<std::uint32_t>(layouts.size())});
       body.set_layout(layouts[rank]);
       body.set_flip(1);
       body.set_proof(3);

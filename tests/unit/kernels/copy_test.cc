@@ -135,17 +135,17 @@ TEST(CopyBlockReadback, ReadsTheTargetThroughTheCheckingBlock) {
   }
 }
 
-TEST(PackBlock, GivesRowMajorBytesAndUnpackPutsThemBack) {
+TEST(PackRange, GivesRowMajorBytesAndUnpackPutsThemBack) {
   Random random(14);
   for (int round = 0; round < 200; ++round) {
     Pair pair = RandomPair(random, 4000);
     const std::vector<std::byte> want = BytesOf(pair.source.block);
     std::vector<std::byte> packed(want.size());
-    PackBlock(pair.source.block, packed);
+    PackRange(pair.source.block, 0, packed);
     ASSERT_EQ(packed, want);
     const std::vector<std::byte> expected = WithBytes(pair.target, want);
     if (round % 2 == 0) {
-      UnpackBlock(packed, pair.target.block);
+      UnpackRange(packed, 0, pair.target.block);
     } else {
       const auto cut = static_cast<std::size_t>(Pick(random, 0, packed.size()));
       UnpackRange(std::span(packed).subspan(cut), cut, pair.target.block);

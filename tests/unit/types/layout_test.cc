@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "tensorbus/types/layout_combiner.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/types/make_box.h"
 
@@ -31,7 +32,13 @@ std::vector<RankLayout> TwoRanks() {
   return {zero, one};
 }
 
-TEST(Combine, PutsRanksTogether) {
+Result<JobLayout> Combine(const std::vector<RankLayout>& ranks) {
+  LayoutCombiner combiner;
+  for (const RankLayout& rank : ranks) TB_RETURN_IF_ERROR(combiner.Add(rank));
+  return std::move(combiner).Finish();
+}
+
+TEST(LayoutCombiner, PutsRanksTogether) {
   ASSERT_OK_AND_ASSIGN(const JobLayout job, Combine(TwoRanks()));
   EXPECT_OK(Validate(job));
   EXPECT_EQ(job.rank_count, 2U);
@@ -47,7 +54,7 @@ TEST(Combine, PutsRanksTogether) {
   EXPECT_TRUE(job.HoldingOf(job.tensors[2]).ranks.empty());
 }
 
-TEST(Combine, StoresEqualHoldingsOnce) {
+TEST(LayoutCombiner, StoresEqualHoldingsOnce) {
   RankLayout rank;
   for (int i = 0; i < 1000; ++i)
     rank.tensors.push_back({Spec(std::to_string(i), {4}), {MakeBox({{0, 4}})}});
@@ -55,7 +62,7 @@ TEST(Combine, StoresEqualHoldingsOnce) {
   EXPECT_EQ(job.holdings.size(), 1U);
 }
 
-TEST(Combine, RefusesRanksThatDisagree) {
+TEST(LayoutCombiner, RefusesRanksThatDisagree) {
   auto ranks = TwoRanks();
   ranks[1].tensors[1].spec.dtype = DType::kF16;
   EXPECT_THAT(Combine(ranks), IsStatus(Code::kInvalidArgument, Reason::kDtypeMismatch));

@@ -181,7 +181,7 @@ TEST_F(ClientTest, NamesAnotherProtocol) {
   agent_.Play([this] {
     agent_.Accept();
     wire::Welcome welcome;
-    welcome.protocol = kProtocolVersion + 1;
+    welcome.protocol = wire::kProtocol + 1;
     agent_.Send(MessageType::kWelcome, 1, welcome);
   });
   EXPECT_THAT(Client::Connect(Options()),

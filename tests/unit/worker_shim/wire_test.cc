@@ -64,7 +64,7 @@ TYPED_TEST(WireMessage, NeverCrashesOnAChangedByte) {
 }
 
 TEST(Wire, KeepsItsBytes) {
-  // Golden bytes: if one of these changes, kProtocolVersion must grow.
+  // Golden bytes: if one of these changes, kProtocol must grow.
   EXPECT_EQ(Hex(Encode(Example<Hello>())),
             "010000000600000070"
             "6f6c6963790700000074726169"
@@ -163,10 +163,10 @@ TEST(Wire, NeverSizesAnAllocationByAHostileCount) {
 
 TEST(Wire, LooksOnlyAtTheProtocolOfAnotherProtocol) {
   ByteWriter out;
-  out.Put(kProtocolVersion + 1);
+  out.Put(kProtocol + 1);
   out.PutString("whatever comes after that number");
   ASSERT_OK_AND_ASSIGN(const Hello hello, Decode<Hello>(out.bytes()));
-  EXPECT_EQ(hello.protocol, kProtocolVersion + 1);
+  EXPECT_EQ(hello.protocol, kProtocol + 1);
   ASSERT_OK_AND_ASSIGN(const Welcome welcome, Decode<Welcome>(out.bytes()));
   EXPECT_THAT(welcome.status, IsStatus(Code::kFailedPrecondition, Reason::kProtocolVersion));
 }
