@@ -23,15 +23,21 @@ void AccessGate::Leave() {
 }
 
 void AccessGate::CloseAndWait() {
+  const TimePoint begin = std::chrono::steady_clock::now();
+  for (int waits = 1;; ++waits) {
+    const std::uint64_t readers = CloseAndWaitUntil(begin + waits * kTooLong);
+    if (readers == 0) return;
+    Log(LogLevel::kError, "memory_still_read",
+        {{"readers", readers}, {"seconds", Seconds(waits * kTooLong)}});
+  }
+}
+
+std::uint64_t AccessGate::CloseAndWaitUntil(TimePoint deadline) {
   const MutexLock lock(mutex_);
   closed_ = true;
-  const TimePoint begin = std::chrono::steady_clock::now();
-  for (int said = 1; inside_ != 0;) {
-    if (idle_.WaitUntil(mutex_, begin + said * kTooLong) || inside_ == 0) continue;
-    Log(LogLevel::kError, "memory_still_read",
-        {{"readers", inside_}, {"seconds", Seconds(said * kTooLong)}});
-    ++said;
+  while (inside_ != 0 && idle_.WaitUntil(mutex_, deadline)) {
   }
+  return inside_;
 }
 
 Exposure::Exposure(RouteEnd source)

@@ -23,6 +23,9 @@ class AccessGate {
   void CloseAndWait();
 
  private:
+  /// Who is inside still, when it becomes nobody or at `deadline`.
+  std::uint64_t CloseAndWaitUntil(TimePoint deadline);
+
   Mutex mutex_;
   CondVar idle_;
   std::uint64_t inside_ TB_GUARDED_BY(mutex_) = 0;

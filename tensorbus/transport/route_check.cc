@@ -92,6 +92,11 @@ Status BlockMismatch(const RouteKey& key, std::uint32_t block, const std::string
           Reason::kChecksumMismatch, std::int64_t{block} + 1};
 }
 
+Status RouteMismatch(const RouteKey& key, const std::string& detail) {
+  return {Code::kDataLoss, fmt::format("{}: {}", RouteName(key), detail),
+          Reason::kChecksumMismatch};
+}
+
 std::optional<std::uint32_t> MismatchedBlock(const Status& status) {
   if (status.reason() != Reason::kChecksumMismatch || status.native() <= 0) return std::nullopt;
   return static_cast<std::uint32_t>(status.native() - 1);

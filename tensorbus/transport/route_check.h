@@ -26,6 +26,8 @@ Status CheckEndsMatch(const RouteKey& key, const RouteEnd& source, const RouteEn
 
 /// The failure of a block whose two sums differ; carries the block's index for MismatchedBlock().
 Status BlockMismatch(const RouteKey& key, std::uint32_t block, const std::string& detail);
+/// The same where nobody can say which of the route's blocks it is.
+Status RouteMismatch(const RouteKey& key, const std::string& detail);
 /// The block that a kChecksumMismatch of a transport is about; none for other failures, or if the
 /// fault cannot be laid on one block.
 std::optional<std::uint32_t> MismatchedBlock(const Status& status);

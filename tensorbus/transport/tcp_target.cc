@@ -333,12 +333,34 @@ Status TargetStream::HandleTrailer(std::span<const std::byte> body) {
 
 bool TargetStream::CheckArrived(const PullWindow& window, const Trailer& trailer) {
   if (trailer.checksum == checksum_.Finish()) return true;
-  TcpPull& pull = *window.pull;
-  pull.state.Fail(
-      BlockMismatch(pull.state.key(), static_cast<std::uint32_t>(pull.map.BlockAt(window.first)),
-                    fmt::format("bytes {} to {} of the route changed on their way from {}",
-                                window.first, window.first + window.count, peer_.endpoint())));
+  PullState& pull = window.pull->state;
+  const std::string detail =
+      fmt::format("bytes {} to {} of the route changed on their way from {}", window.first,
+                  window.first + window.count, peer_.endpoint());
+  const std::optional<std::uint32_t> block = DamagedBlock(window, trailer);
+  pull.Fail(block.has_value() ? BlockMismatch(pull.key(), *block, detail)
+                              : RouteMismatch(pull.key(), detail));
   return false;
+}
+
+std::optional<std::uint32_t> TargetStream::DamagedBlock(const PullWindow& window,
+                                                        const Trailer& trailer) {
+  const RouteEnd& end = window.pull->state.target().end();
+  std::vector<BlockPart> parts;
+  window.pull->map.ForEachPart(window.first, window.count,
+                               [&](const BlockPart& part) { parts.push_back(part); });
+  if (parts.size() == 1) return parts[0].block;
+  if (window.pull->state.options().proof == Proof::kOff) return std::nullopt;
+  const std::byte* packed = buffer_.bytes().data();
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const auto& [block, range] = parts[i];
+    const DigestSum arrived = end.memory == nullptr
+                                  ? kernels::DigestRange(end.blocks[block], range)
+                                  : DigestPacked(end.blocks[block], range, packed);
+    if (arrived.a != trailer.parts[i].a || arrived.b != trailer.parts[i].b) return block;
+    packed += range.count;
+  }
+  return std::nullopt;
 }
 
 void TargetStream::LandForeign(const PullWindow& window, const Trailer& trailer) {

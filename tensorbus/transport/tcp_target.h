@@ -128,6 +128,9 @@ class TargetStream final : public IoHandler, public std::enable_shared_from_this
   Status HandleFailure(std::span<const std::byte> body);
   /// False when what arrived is not what was sent; the pull has failed then.
   bool CheckArrived(const PullWindow& window, const Trailer& trailer);
+  /// The first block of the window that did not arrive as it was sent; none where the sums of its
+  /// blocks do not tell.
+  std::optional<std::uint32_t> DamagedBlock(const PullWindow& window, const Trailer& trailer);
   void Land(const PullWindow& window, const Trailer& trailer);
   /// Gets a buffer for the window at the front. Fails its pull when the budget has none.
   void PrepareForeign(const PullWindow& window);

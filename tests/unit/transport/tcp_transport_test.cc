@@ -434,7 +434,10 @@ class ScriptedAnswer : public ::testing::Test {
   }
   /// Starts the pull and reads its request.
   ScriptedEnd Begin(Proof proof = Proof::kReadback) {
-    result_ = StartPull(*target_, {.blocks = {Flat(memory_)}}, source_.endpoint(), proof);
+    return Begin(proof, {.blocks = {Flat(memory_)}});
+  }
+  ScriptedEnd Begin(Proof proof, RouteEnd target) {
+    result_ = StartPull(*target_, std::move(target), source_.endpoint(), proof);
     ScriptedEnd end = source_.AcceptTrusted(kToken);
     const auto request = end.Receive();
     TB_CHECK(request.has_value() && request->first == FrameType::kRequest);
@@ -472,6 +475,38 @@ TEST_F(ScriptedAnswer, ABitFlippedOnTheWireIsRefusedEvenWithoutProof) {
     payload_[500] ^= std::byte{4};
     end.Send(tcp::Encode(trailer_));
     EXPECT_THAT(End(), IsStatus(Code::kDataLoss, Reason::kChecksumMismatch));
+    end.Close();
+    target_ = Make({.streams_per_peer = 1});
+  }
+}
+
+TEST_F(ScriptedAnswer, TheBlockWithTheFlippedBitIsNamedWhereSumsTell) {
+  const auto halves = [](std::vector<std::byte>& memory) {
+    StridedBlock first = Flat(memory);
+    StridedBlock second = first;
+    first.extents[0] = 600;
+    second.base += 600;
+    second.extents[0] = 400;
+    return std::vector{first, second};
+  };
+  trailer_.parts.clear();
+  for (const StridedBlock& half : halves(payload_)) {
+    const DigestSum sum = kernels::DigestBlock(half);
+    trailer_.parts.push_back({sum.a, sum.b});
+  }
+  using Named = std::optional<std::uint32_t>;
+  for (const auto& [proof, at, named] :
+       {std::tuple{Proof::kOff, 700U, Named()}, std::tuple{Proof::kStream, 599U, Named(0)},
+        std::tuple{Proof::kStream, 600U, Named(1)}, std::tuple{Proof::kReadback, 999U, Named(1)}}) {
+    ScriptedEnd end = Begin(proof, {.blocks = halves(memory_)});
+    end.Send(tcp::Encode(data_));
+    payload_[at] ^= std::byte{4};
+    end.Send(payload_);
+    payload_[at] ^= std::byte{4};
+    end.Send(tcp::Encode(trailer_));
+    const auto result = End();
+    EXPECT_THAT(result, IsStatus(Code::kDataLoss, Reason::kChecksumMismatch));
+    EXPECT_EQ(MismatchedBlock(result.status()), named) << result.status();
     end.Close();
     target_ = Make({.streams_per_peer = 1});
   }
