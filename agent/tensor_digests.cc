@@ -39,11 +39,11 @@ void AnswerDigestQuery(const PieceWork& work, const Rank& rank, const proto::Dig
   if (query.snapshot_version() != 0) {
     const auto snapshot = rank.snapshots.find(Version{query.snapshot_version()});
     if (snapshot == rank.snapshots.end()) {
-      return work.executor.Post([done = std::move(done), status = Status(
-                                     Code::kNotFound,
-                                     fmt::format("{} keeps no snapshot of version {}", rank.Name(),
-                                                 query.snapshot_version()),
-                                     Reason::kStaleVersion)] { done(status); });
+      return work.executor.Post([done = std::move(done),
+                                 status = Status(Code::kNotFound,
+                                                 fmt::format("{} keeps no snapshot of version {}",
+                                                             rank.Name(), query.snapshot_version()),
+                                                 Reason::kStaleVersion)] { done(status); });
     }
     memory = snapshot->second;
   }

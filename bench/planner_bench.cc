@@ -69,9 +69,9 @@ double Now() {
 
 void PlanAll(benchmark::State& state, const Scenario* scenario) {
   const Case& c = CaseOf(*scenario);
-  TB_CHECK(CheckPlan(c.source, c.target, c.topology,
-                     BuildPlan(c.source, c.target, c.topology).value())
-               .ok());
+  TB_CHECK(
+      CheckPlan(c.source, c.target, c.topology, BuildPlan(c.source, c.target, c.topology).value())
+          .ok());
   double plan_seconds = 0;
   double certificate_seconds = 0;
   std::size_t ops = 0;
@@ -221,13 +221,12 @@ void Naive(benchmark::State& state, const Scenario* scenario) {
 
 void RegisterAll() {
   using Run = void (*)(benchmark::State&, const Scenario*);
-  const std::vector<std::pair<const char*, Run>> runs = {
-      {"plan", PlanAll},
-      {"own_part/sources", SourcesPart},
-      {"own_part/targets", TargetsPart},
-      {"replan/direct", ReplanDirect},
-      {"replan/relays", ReplanRelays},
-      {"naive", Naive}};
+  const std::vector<std::pair<const char*, Run>> runs = {{"plan", PlanAll},
+                                                         {"own_part/sources", SourcesPart},
+                                                         {"own_part/targets", TargetsPart},
+                                                         {"replan/direct", ReplanDirect},
+                                                         {"replan/relays", ReplanRelays},
+                                                         {"naive", Naive}};
   for (const Scenario& scenario : Book().scenarios) {
     for (const auto& [name, run] : runs) {
       auto* registered =

@@ -185,9 +185,9 @@ class Matcher {
   const JobLayout& source_;
   const JobLayout& target_;
   const PlanOptions& options_;
-  std::uint64_t parts_ = 0;     // boxes that some target needs of some region
-  std::uint64_t compared_ = 0;  // pairs of boxes
-  std::vector<std::optional<NumberedRegions>> held_;    // by source holding
+  std::uint64_t parts_ = 0;                           // boxes that some target needs of some region
+  std::uint64_t compared_ = 0;                        // pairs of boxes
+  std::vector<std::optional<NumberedRegions>> held_;  // by source holding
   std::vector<std::optional<NumberedRegions>> needed_;  // by target holding
   LayoutMatch match_;
 };

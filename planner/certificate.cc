@@ -199,8 +199,8 @@ class Checker {
     sorted_.resize(count);
     for (const Route& route : routes) {
       for (const RouteOp& op : std::span(plan_.ops).subspan(route.first_op, route.op_count))
-        sorted_[needs_[need_of_[op.tensor]].last++] = {
-            route.source, route.relayed ? 1U : 0U, op.box};
+        sorted_[needs_[need_of_[op.tensor]].last++] = {route.source, route.relayed ? 1U : 0U,
+                                                       op.box};
     }
     return {};
   }
@@ -255,15 +255,15 @@ class Checker {
   const JobLayout& target_;
   const Plan& plan_;
   CheckedTables tables_;
-  std::vector<std::vector<std::uint32_t>> tensors_of_;                // by target holding
+  std::vector<std::vector<std::uint32_t>> tensors_of_;  // by target holding
   std::vector<std::vector<std::pair<std::uint32_t, const RankBoxes*>>> holdings_of_;  // by target
   // Of the current target:
   std::vector<Need> needs_;             // holding by holding
   std::vector<std::uint32_t> need_of_;  // by tensor
   std::vector<Part> sorted_;
-  std::uint64_t group_ = 0;             // of needs of one holding
+  std::uint64_t group_ = 0;              // of needs of one holding
   std::vector<Sent> sent_;               // by source holding
-  std::vector<Proven> proven_;          // by source holding, for the group's target holding
+  std::vector<Proven> proven_;           // by source holding, for the group's target holding
   std::vector<std::vector<Box>> tiles_;  // by needed box; scratch
   TilingCheck tiling_;
   Certificate certificate_;

@@ -62,8 +62,7 @@ class TableCheck {
           for (std::size_t i = 0; i < held.size(); ++i) by_name.emplace(held[i].spec.name, i);
         }
         const auto found = by_name.find(tensor.spec.name);
-        if (found == by_name.end())
-          return TensorFault(tensor.spec, "unknown to the source");
+        if (found == by_name.end()) return TensorFault(tensor.spec, "unknown to the source");
         next = found->second;
       }
       const TensorSpec& spec = held[next].spec;
@@ -191,8 +190,8 @@ std::string DescribeOp(const JobLayout& target, const Plan& plan, const Route& r
   const std::string name = op.tensor < target.tensors.size()
                                ? fmt::format("'{}'", target.tensors[op.tensor].spec.name)
                                : fmt::format("number {}", op.tensor);
-  const std::string box = op.box < plan.boxes.size() ? plan.boxes[op.box].ToString()
-                                                     : fmt::format("number {}", op.box);
+  const std::string box =
+      op.box < plan.boxes.size() ? plan.boxes[op.box].ToString() : fmt::format("number {}", op.box);
   return fmt::format("tensor {}: op from {} {} to target {}, box {}", name,
                      route.relayed ? "target" : "source", route.source, route.target, box);
 }

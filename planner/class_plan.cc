@@ -174,9 +174,9 @@ Result<ChosenTransfers> Choose(const LayoutMatch& match, const TopologyIndex& pl
 
 Result<ClassPlan> BuildClassPlan(const LayoutMatch& match, const Topology& topology,
                                  PlanFault* fault, const PlanOptions& options) {
-  TB_ASSIGN_OR_RETURN(const TopologyIndex places,
-                      TopologyIndex::Create(topology, match.source->rank_count,
-                                            match.target->rank_count));
+  TB_ASSIGN_OR_RETURN(
+      const TopologyIndex places,
+      TopologyIndex::Create(topology, match.source->rank_count, match.target->rank_count));
   TB_ASSIGN_OR_RETURN(ChosenTransfers chosen, Choose(match, places, fault, options));
   ClassPlan plan;
   plan.options = options;

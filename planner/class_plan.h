@@ -14,7 +14,7 @@ struct Transfer {
   std::uint32_t target = 0;
   std::uint32_t source = 0;  ///< source rank; beyond hop 0 a target rank that has the box by then
   std::uint32_t box = 0;     ///< index into ClassPlan::boxes
-  std::uint32_t first = 0;  ///< places in TensorClass::tensors: [first, last)
+  std::uint32_t first = 0;   ///< places in TensorClass::tensors: [first, last)
   std::uint32_t last = 0;
   std::uint32_t hop = 0;    ///< how often the bytes were passed on before
   std::uint32_t route = 0;  ///< index into ClassPlan::routes

@@ -91,8 +91,7 @@ std::uint64_t WindowNs(const TransportCost& cost, const RouteShape& shape, Windo
   const std::uint64_t wire = NsOf(shape.bytes, cost.bytes_per_us);
   const std::uint64_t pack = NsOf(shape.bytes, cost.pack_bytes_per_us);
   // Packing, moving and unpacking overlap, window by window: only one window of each is not hidden.
-  const std::uint64_t fill =
-      NsOf(std::min(shape.bytes, cost.window_bytes), cost.pack_bytes_per_us);
+  const std::uint64_t fill = NsOf(std::min(shape.bytes, cost.window_bytes), cost.pack_bytes_per_us);
   switch (kind) {
     case WindowKind::kContiguous:
       return wire + Times(pieces(shape.bytes), cost.window_ns) +

@@ -141,9 +141,8 @@ Result<PlanFigures> FiguresOf(const JobLayout& source, const JobLayout& target,
     figures.recv_bytes[route.target] += route.bytes;
     (route.relayed ? figures.relay_bytes : figures.send_bytes)[route.source] += route.bytes;
     const std::size_t node = target_node[route.target];
-    const bool from_inside =
-        node < topology.nodes.size() &&
-        (route.relayed ? target_node : source_node)[route.source] == node;
+    const bool from_inside = node < topology.nodes.size() &&
+                             (route.relayed ? target_node : source_node)[route.source] == node;
     if (node < topology.nodes.size() && !from_inside) figures.node_in_bytes[node] += route.bytes;
     if (from_inside) continue;
     ports.in[route.target] += route.bytes;

@@ -95,8 +95,7 @@ Result<std::vector<TensorClass>> Classify(const JobLayout& source, const JobLayo
       continue;
     }
     same.push_back(static_cast<std::uint32_t>(classes.size()));
-    classes.push_back(
-        {wanted.spec.dtype, wanted.spec.shape, held.holding, wanted.holding, {t}});
+    classes.push_back({wanted.spec.dtype, wanted.spec.shape, held.holding, wanted.holding, {t}});
   }
   return classes;
 }

@@ -99,7 +99,7 @@ struct Plan {
   std::uint32_t round_count = 0;
   std::uint32_t class_count = 0;
   PlanOptions options;  ///< as asked for
-  Hash128 digest;  ///< XXH3-128 of the canonical class-level plan
+  Hash128 digest;       ///< XXH3-128 of the canonical class-level plan
 };
 
 /// The ops of one route in stream order, each put together when it is read. Borrows the plan.
@@ -159,8 +159,8 @@ struct PlanFault {
 /// Errors: kFailedPrecondition with kUnknownTensor, kLayoutMismatch (shape), kDtypeMismatch or
 /// kNoHolder, naming tensor, target rank and box; then `fault`, if given, holds the details.
 /// kInvalidArgument for a topology that names ranks that are not there; kResourceExhausted for
-/// layouts whose boxes overlap in too many ways, that would move more than 2^62 bytes, or whose plan
-/// would exceed kMaxPlanParts or kMaxPlanOps.
+/// layouts whose boxes overlap in too many ways, that would move more than 2^62 bytes, or whose
+/// plan would exceed kMaxPlanParts or kMaxPlanOps.
 Result<Plan> BuildPlan(const JobLayout& source, const JobLayout& target, const Topology& topology,
                        PlanFault* fault = nullptr, const PlanOptions& options = {});
 

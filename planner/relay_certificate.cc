@@ -87,8 +87,7 @@ Status CheckRelays(const JobLayout& target, const Plan& plan,
   for (std::uint32_t rank = 0; rank < target.rank_count; ++rank) starts[rank + 1] += starts[rank];
   for (const std::uint32_t rank : ranks) {
     if (passed_on[rank].empty()) continue;
-    const auto into =
-        std::span(plan.routes).subspan(starts[rank], starts[rank + 1] - starts[rank]);
+    const auto into = std::span(plan.routes).subspan(starts[rank], starts[rank + 1] - starts[rank]);
     const Arrivals arrivals(plan, into, target.tensors.size());
     for (const Route* route : passed_on[rank]) {
       for (std::size_t i = 0; i < route->op_count; ++i) {

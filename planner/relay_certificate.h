@@ -14,7 +14,6 @@ namespace tensorbus::planner {
 ///
 /// Trusts what CheckPlan() proves before: ranks in range, routes that agree with their ops, and no
 /// element of a target written twice.
-Status CheckRelays(const JobLayout& target, const Plan& plan,
-                   std::span<const std::uint32_t> ranks);
+Status CheckRelays(const JobLayout& target, const Plan& plan, std::span<const std::uint32_t> ranks);
 
 }  // namespace tensorbus::planner

@@ -30,8 +30,7 @@ std::vector<RelayStep> RelayTrees::Steps(std::size_t tree) const {
   std::uint32_t head = 0;  // of the node before
   for (std::size_t place = 0; place < nodes_.size(); ++place) {
     const bool is_root = root_first_ && place == 0;
-    const auto& node =
-        nodes_[is_root ? 0 : fixed + (place - fixed + first_node) % node_orders_];
+    const auto& node = nodes_[is_root ? 0 : fixed + (place - fixed + first_node) % node_orders_];
     const std::size_t begin = start * node.size() / starts_;
     std::uint32_t sender = head;
     for (std::size_t i = 0; i < node.size(); ++i) {

@@ -8,8 +8,8 @@
 #include <set>
 
 #include "planner/misfit.h"
-#include "tensorbus/base/malformed.h"
 #include "planner/near_names.h"
+#include "tensorbus/base/malformed.h"
 
 namespace tensorbus::planner {
 namespace {
@@ -43,8 +43,8 @@ Result<Spoken> Split(std::string_view text) {
     rest = comma == std::string_view::npos ? std::string_view() : rest.substr(comma + 1);
     const std::size_t equals = item.find('=');
     if (equals == std::string_view::npos || equals == 0 || equals + 1 == item.size()) {
-      return Malformed(fmt::format("'{}': NAME=VALUE is needed, as in '{}:tp=4,dp=2'", item,
-                                   spoken.name));
+      return Malformed(
+          fmt::format("'{}': NAME=VALUE is needed, as in '{}:tp=4,dp=2'", item, spoken.name));
     }
     const std::string_view key = Unabbreviated(item.substr(0, equals));
     if (!spoken.values.emplace(key, item.substr(equals + 1)).second)
@@ -249,9 +249,10 @@ class UseReader {
       if (spoken_.name == "fsdp") {
         use_.layout = "fsdp_ep_shard1";
       } else {
-        return Misfit(fmt::format("efsdp * ep = {} exceeds the model's {} experts; fsdp_ep_shard1 "
-                                  "cuts inside experts",
-                                  Size("fsdp"), Model("experts")));
+        return Misfit(
+            fmt::format("efsdp * ep = {} exceeds the model's {} experts; fsdp_ep_shard1 "
+                        "cuts inside experts",
+                        Size("fsdp"), Model("experts")));
       }
     }
     return {};
@@ -275,8 +276,8 @@ class UseReader {
     const std::uint64_t heads = Model("heads");
     const std::uint64_t tp = Size("tp");
     if (heads == 0 || use_.layout == "fsdp_tp" || heads % tp == 0) return {};
-    return Misfit(fmt::format("tp={} does not divide the {} attention heads of {}", tp, heads,
-                              model_.model));
+    return Misfit(
+        fmt::format("tp={} does not divide the {} attention heads of {}", tp, heads, model_.model));
   }
 
   Status CheckExperts() const {
@@ -284,9 +285,8 @@ class UseReader {
     const std::uint64_t experts = Model("experts");
     if (!parallel) return {};
     if (experts == 0) {
-      return Misfit(
-          fmt::format("ep={}: {} has no experts, or their number is not known", Size("ep"),
-                      model_.model));
+      return Misfit(fmt::format("ep={}: {} has no experts, or their number is not known",
+                                Size("ep"), model_.model));
     }
     // vLLM gives the first ranks one expert more; trainers want the same number everywhere.
     const bool trainer = use_.layout.compare(0, 4, "vllm") != 0;
@@ -298,8 +298,8 @@ class UseReader {
   Status CheckStages() const {
     if (use_.pp_layers.empty()) return {};
     if (use_.pp_layers.size() != Size("pp")) {
-      return Misfit(fmt::format("layers: {} stages are given, pp={}", use_.pp_layers.size(),
-                                Size("pp")));
+      return Misfit(
+          fmt::format("layers: {} stages are given, pp={}", use_.pp_layers.size(), Size("pp")));
     }
     const std::uint64_t sum =
         std::accumulate(use_.pp_layers.begin(), use_.pp_layers.end(), std::uint64_t{0});

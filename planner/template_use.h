@@ -15,8 +15,9 @@ namespace tensorbus::planner {
 /// from others are filled in. Pure.
 ///
 /// Errors, all kInvalidArgument: kMalformed for an unknown layout or parameter, with the near ones,
-/// or a value that is no number; kLayoutMismatch naming parameter, number and reason where a rule of
-/// the trainer or engine does not fit the model: heads, experts, layers, ranks that do not divide.
+/// or a value that is no number; kLayoutMismatch naming parameter, number and reason where a rule
+/// of the trainer or engine does not fit the model: heads, experts, layers, ranks that do not
+/// divide.
 Result<TemplateUse> ParseTemplateUse(std::string_view text, const LayoutBook& book,
                                      const Manifest& model);
 

@@ -85,9 +85,9 @@ class OpWriter {
 
   const ClassPlan& classes_;
   std::vector<std::uint32_t>
-      written_;  // by the class plan's route: its number here, or kNotWritten
-  std::vector<std::uint64_t> next_;     // by route: where its next op goes
-  std::vector<Cursor> cursors_;         // by class
+      written_;                      // by the class plan's route: its number here, or kNotWritten
+  std::vector<std::uint64_t> next_;  // by route: where its next op goes
+  std::vector<Cursor> cursors_;      // by class
   std::uint64_t op_count_ = 0;
   Plan plan_;
 };

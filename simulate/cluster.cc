@@ -14,8 +14,8 @@ constexpr double kMaxRate = 1e15;
 constexpr double kMaxMessage = 1.0;
 
 Status CheckPort(const PortSpeed& port, const char* name) {
-  const bool rate = std::isfinite(port.bytes_per_s) && port.bytes_per_s >= 0 &&
-                    port.bytes_per_s <= kMaxRate;
+  const bool rate =
+      std::isfinite(port.bytes_per_s) && port.bytes_per_s >= 0 && port.bytes_per_s <= kMaxRate;
   const bool message =
       std::isfinite(port.message_s) && port.message_s >= 0 && port.message_s <= kMaxMessage;
   if (rate && message) return {};
@@ -27,9 +27,9 @@ Status CheckSeats(const Cluster& cluster, const std::vector<Seat>& seats, const 
   for (std::size_t rank = 0; rank < seats.size(); ++rank) {
     const Seat& seat = seats[rank];
     if (seat.node >= cluster.node_count || seat.device >= cluster.devices_per_node) {
-      return Malformed(fmt::format("'{}': rank {} sits at [{}, {}]; there are {} nodes of {} devices",
-                                   side, rank, seat.node, seat.device, cluster.node_count,
-                                   cluster.devices_per_node));
+      return Malformed(
+          fmt::format("'{}': rank {} sits at [{}, {}]; there are {} nodes of {} devices", side,
+                      rank, seat.node, seat.device, cluster.node_count, cluster.devices_per_node));
     }
   }
   return {};
@@ -52,8 +52,8 @@ Status CheckCluster(const Cluster& c) {
   if (c.node_count < 1 || c.node_count > kMaxNodes)
     return Malformed(fmt::format("'nodes': {}; from 1 to {}", c.node_count, kMaxNodes));
   if (c.devices_per_node < 1 || c.devices_per_node > kMaxDevicesPerNode) {
-    return Malformed(fmt::format("'gpus' or 'ranks': {}; from 1 to {}", c.devices_per_node,
-                                 kMaxDevicesPerNode));
+    return Malformed(
+        fmt::format("'gpus' or 'ranks': {}; from 1 to {}", c.devices_per_node, kMaxDevicesPerNode));
   }
   if (c.nics_per_node < 1 || c.nics_per_node > kMaxDevicesPerNode)
     return Malformed(fmt::format("'nics': {}; from 1 to {}", c.nics_per_node, kMaxDevicesPerNode));
@@ -66,7 +66,8 @@ Status CheckCluster(const Cluster& c) {
   TB_RETURN_IF_ERROR(CheckPort(c.pcie, "pcie"));
   TB_RETURN_IF_ERROR(CheckPort(c.memory, "memory"));
   if (c.nic.bytes_per_s == 0) return Malformed("'nic': a rate is needed");
-  if (c.memory.bytes_per_s == 0) return Malformed("'gpu_memory' or 'host_memory': a rate is needed");
+  if (c.memory.bytes_per_s == 0)
+    return Malformed("'gpu_memory' or 'host_memory': a rate is needed");
   if (c.gpus && c.nvlink.bytes_per_s == 0 && c.pcie.bytes_per_s == 0)
     return Malformed("'nvlink' or 'pcie': GPUs of a node need one of them");
   if (c.window_bytes < 4096 || c.window_bytes > std::uint64_t{1} << 40)
@@ -97,12 +98,12 @@ Result<Seating> SeatRanks(const Cluster& cluster, std::uint32_t source_count,
     for (const Seat& seat : *seats) needed = std::max(needed, seat.node + 1);
   }
   if (needed > cluster.node_count) {
-    return Status(Code::kFailedPrecondition,
-                  fmt::format("{} source and {} target ranks need {} nodes of {} devices; cluster "
-                              "'{}' has {}",
-                              source_count, target_count, needed, devices, cluster.name,
-                              cluster.node_count),
-                  Reason::kLayoutMismatch);
+    return Status(
+        Code::kFailedPrecondition,
+        fmt::format("{} source and {} target ranks need {} nodes of {} devices; cluster "
+                    "'{}' has {}",
+                    source_count, target_count, needed, devices, cluster.name, cluster.node_count),
+        Reason::kLayoutMismatch);
   }
   return seating;
 }

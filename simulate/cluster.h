@@ -45,8 +45,8 @@ struct Cluster {
   std::vector<Seat> target_seats;  ///< by rank; empty: from the first node without a source on
 };
 
-/// Numbers in range, rates finite and positive where there is a port. Error: kInvalidArgument naming
-/// the field.
+/// Numbers in range, rates finite and positive where there is a port. Error: kInvalidArgument
+/// naming the field.
 Status CheckCluster(const Cluster& cluster);
 
 /// Where every rank of a transfer sits.

@@ -115,15 +115,17 @@ class Run {
       const double rate_before = std::exchange(state.rate, 0);
       if (state.done) return;
       if (!flows_[f].feeds.empty()) {
-        state.fed = state.fed || std::all_of(flows_[f].feeds.begin(), flows_[f].feeds.end(),
-                                             [&](const Feed& feed) { return states_[feed.flow].done; });
+        state.fed =
+            state.fed || std::all_of(flows_[f].feeds.begin(), flows_[f].feeds.end(),
+                                     [&](const Feed& feed) { return states_[feed.flow].done; });
         const double ready = Available(f) - state.sent;
         // One that has caught up may fall behind a little before it hurries again; else every
         // change of a rate would make it hurry for a moment.
         const double behind = state.dry ? grain_s_ * rate_before : 0;
         state.dry = !state.fed && ready <= std::max(Dust(f), behind);
         // Before the first window is there, nothing may be passed on.
-        if (state.dry && !state.fed && Arrived(f) + Dust(f) < std::min(flows_[f].window_bytes, flows_[f].bytes))
+        if (state.dry && !state.fed &&
+            Arrived(f) + Dust(f) < std::min(flows_[f].window_bytes, flows_[f].bytes))
           return;
       }
       moving_.push_back(f);
@@ -196,8 +198,7 @@ class Run {
       const State& state = states_[f];
       if (state.done || flows_[f].feeds.empty() || state.begun) continue;
       const double inflow = Inflow(f);
-      const double missing =
-          std::min(flows_[f].window_bytes, flows_[f].bytes) - Arrived(f);
+      const double missing = std::min(flows_[f].window_bytes, flows_[f].bytes) - Arrived(f);
       if (inflow > 0 && missing > Dust(f))
         step = std::min(step, std::max(missing / inflow, kStartShare * grain_s_));
     }

@@ -5,8 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "simulate/max_min.h"
 #include "tensorbus/base/status.h"
+
+#include "simulate/max_min.h"
 
 namespace tensorbus::simulate {
 
@@ -27,8 +28,8 @@ struct Feed {
 struct Flow {
   std::vector<Hop> hops;
   double bytes = 0;
-  double window_bytes = 0;  ///< a relay passes a window on when all of it is there
-  std::vector<Feed> feeds;  ///< of a relayed flow: all its bytes; flows earlier in the list
+  double window_bytes = 0;     ///< a relay passes a window on when all of it is there
+  std::vector<Feed> feeds;     ///< of a relayed flow: all its bytes; flows earlier in the list
   std::uint32_t sender = 0;    ///< for kRounds: distinct ranks have distinct numbers
   std::uint32_t receiver = 0;  ///< for kRounds
   std::uint32_t round = 0;     ///< for kRounds

@@ -20,8 +20,12 @@ constexpr double kRenew = 1e-4;
 class Filling {
  public:
   Filling(std::span<const Demand> demands, std::span<const double> capacities)
-      : demands_(demands), left_(capacities.begin(), capacities.end()), growth_(capacities.size()),
-        first_(capacities.size() + 1), out_(demands.size()), frozen_(demands.size()) {
+      : demands_(demands),
+        left_(capacities.begin(), capacities.end()),
+        growth_(capacities.size()),
+        first_(capacities.size() + 1),
+        out_(demands.size()),
+        frozen_(demands.size()) {
     for (const Demand& demand : demands_) {
       for (const Hop& hop : demand.hops) {
         growth_[hop.link] += hop.cost * demand.weight;
@@ -101,7 +105,7 @@ class Filling {
   std::vector<double> exact_;         // by link: the same when it was last added up
   std::vector<std::uint32_t> first_;  // by link: its flows are users_[first_[l] … first_[l + 1])
   std::vector<std::uint32_t> users_;
-  std::vector<std::uint32_t> open_;   // by link: flows that still grow
+  std::vector<std::uint32_t> open_;  // by link: flows that still grow
   std::vector<Allotment> out_;
   std::vector<bool> frozen_;
   std::priority_queue<Stop, std::vector<Stop>, std::greater<>> stops_;

@@ -18,7 +18,7 @@ struct Hop {
 /// One flow that wants bandwidth.
 struct Demand {
   std::span<const Hop> hops;
-  double weight = 1;  ///< its share relative to others; positive
+  double weight = 1;                                     ///< its share relative to others; positive
   double cap = std::numeric_limits<double>::infinity();  ///< bytes/s it can use at most
 };
 

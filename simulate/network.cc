@@ -68,8 +68,7 @@ std::vector<Hop> Network::Route(const Seat& from, const Seat& to, bool local, do
     hops.push_back(At(LinkType::kMemory, from.node, 0, kSocketTouches, bytes));
     hops.push_back(At(LinkType::kMemory, to.node, 0, kSocketTouches, bytes));
   }
-  hops.push_back(
-      At(LinkType::kNicOut, from.node, from.device % cluster_.nics_per_node, 1, bytes));
+  hops.push_back(At(LinkType::kNicOut, from.node, from.device % cluster_.nics_per_node, 1, bytes));
   hops.push_back(At(LinkType::kNicIn, to.node, to.device % cluster_.nics_per_node, 1, bytes));
   return hops;
 }
@@ -89,7 +88,8 @@ std::string Network::NameOf(std::uint32_t link) const {
   const LinkType type = types_[link];
   const Seat& place = places_[link];
   const char* name = kLinkNames[static_cast<std::size_t>(type)];
-  if (type == LinkType::kMemory && !cluster_.gpus) return fmt::format("node {} {}", place.node, name);
+  if (type == LinkType::kMemory && !cluster_.gpus)
+    return fmt::format("node {} {}", place.node, name);
   const bool nic = type == LinkType::kNicOut || type == LinkType::kNicIn;
   return fmt::format("node {} {} {} {}", place.node, nic ? "rail" : "gpu", place.device, name);
 }

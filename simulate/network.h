@@ -13,7 +13,13 @@
 namespace tensorbus::simulate {
 
 enum class LinkType : std::uint8_t {
-  kNicOut, kNicIn, kNvlinkOut, kNvlinkIn, kPcieOut, kPcieIn, kMemory,
+  kNicOut,
+  kNicIn,
+  kNvlinkOut,
+  kNvlinkIn,
+  kPcieOut,
+  kPcieIn,
+  kMemory,
 };
 inline constexpr std::array<const char*, 7> kLinkNames = {
     "nic out", "nic in", "nvlink out", "nvlink in", "pcie out", "pcie in", "memory"};

@@ -13,7 +13,8 @@ namespace {
 using planner::Route;
 
 double MaxOf(const std::vector<std::uint64_t>& values) {
-  return values.empty() ? 0.0 : static_cast<double>(*std::max_element(values.begin(), values.end()));
+  return values.empty() ? 0.0
+                        : static_cast<double>(*std::max_element(values.begin(), values.end()));
 }
 
 /// Turns the routes of a plan into flows.
@@ -131,8 +132,12 @@ class Predictor {
  public:
   Predictor(const Cluster& cluster, const Seating& seating, const Move& move,
             const PredictOptions& options)
-      : cluster_(cluster), move_(move), options_(options), network_(cluster),
-        builder_(seating, move, &network_), seating_(seating) {}
+      : cluster_(cluster),
+        move_(move),
+        options_(options),
+        network_(cluster),
+        builder_(seating, move, &network_),
+        seating_(seating) {}
 
   Result<Prediction> Run() {
     flows_ = builder_.Run(static_cast<double>(cluster_.window_bytes));
@@ -209,7 +214,8 @@ class Predictor {
   }
   double InsideSpeed() const {
     if (!cluster_.gpus) return cluster_.memory.bytes_per_s / 2;
-    return cluster_.nvlink.bytes_per_s > 0 ? cluster_.nvlink.bytes_per_s : cluster_.pcie.bytes_per_s;
+    return cluster_.nvlink.bytes_per_s > 0 ? cluster_.nvlink.bytes_per_s
+                                           : cluster_.pcie.bytes_per_s;
   }
 
   /// Whether routes stay inside domains, and whether they go between them.
@@ -223,8 +229,8 @@ class Predictor {
     for (std::uint32_t f = 0; f < flows_.size(); ++f) {
       const Route& route = builder_.RouteOf(f);
       if (route.local) continue;
-      const bool inside = network_.InOneDomain(builder_.SenderSeat(route),
-                                               seating_.targets[route.target]);
+      const bool inside =
+          network_.InOneDomain(builder_.SenderSeat(route), seating_.targets[route.target]);
       (inside ? reach.inside : reach.between) = true;
       reach.relayed = reach.relayed || route.relayed;
     }
@@ -239,9 +245,10 @@ class Predictor {
     const std::uint32_t rails = cluster_.nics_per_node * cluster_.nodes_per_nvlink_domain;
     const double node_in = MaxOf(move_.figures.node_in_bytes);
     if (node_in > 0) {
-      bounds.push_back({"node_in", node_in / (NicSpeed() * rails),
-                        fmt::format("{:.3f} GB enter the busiest node through {} rails of {:.0f} GB/s",
-                                    node_in * 1e-9, rails, NicSpeed() * 1e-9)});
+      bounds.push_back(
+          {"node_in", node_in / (NicSpeed() * rails),
+           fmt::format("{:.3f} GB enter the busiest node through {} rails of {:.0f} GB/s",
+                       node_in * 1e-9, rails, NicSpeed() * 1e-9)});
     }
     std::stable_sort(bounds.begin(), bounds.end(),
                      [](const Bound& a, const Bound& b) { return a.seconds > b.seconds; });
@@ -260,8 +267,8 @@ class Predictor {
       const Seat& to = seating_.targets[builder_.RouteOf(f).target];
       for (const Hop& hop : flows_[f].hops) {
         const LinkType type = network_.type(hop.link);
-        const bool out = type == LinkType::kNicOut || type == LinkType::kNvlinkOut ||
-                         type == LinkType::kPcieOut;
+        const bool out =
+            type == LinkType::kNicOut || type == LinkType::kNvlinkOut || type == LinkType::kPcieOut;
         if (out || network_.node(hop.link) != to.node) continue;
         load_s[hop.link] += flows_[f].bytes * network_.Touches(hop.link, flows_[f].hops.size()) /
                             network_.capacities()[hop.link];
@@ -270,8 +277,9 @@ class Predictor {
     const auto busiest = std::max_element(load_s.begin(), load_s.end());
     if (busiest == load_s.end() || *busiest <= 0) return;
     const auto link = static_cast<std::uint32_t>(busiest - load_s.begin());
-    bounds->push_back({"receive", *busiest,
-                       fmt::format("what is needed there comes through {}", network_.NameOf(link))});
+    bounds->push_back(
+        {"receive", *busiest,
+         fmt::format("what is needed there comes through {}", network_.NameOf(link))});
   }
 
   /// Ranks of a host share its NICs, so this is for GPUs, which have ports of their own.
@@ -320,8 +328,8 @@ class Predictor {
   const Seating& seating_;
   std::vector<Flow> flows_;
   FlowOutcome outcome_;
-  std::vector<double> load_s_;       // by link
-  std::vector<std::size_t> kinds_;   // types of the kinds reported
+  std::vector<double> load_s_;      // by link
+  std::vector<std::size_t> kinds_;  // types of the kinds reported
 };
 
 }  // namespace

@@ -59,7 +59,7 @@ struct PredictOptions {
 /// What a plan moves, for which this is asked.
 struct Move {
   const planner::Plan& plan;
-  const JobLayout& target;             ///< as planned: dtypes that travel
+  const JobLayout& target;  ///< as planned: dtypes that travel
   const planner::PlanFigures& figures;
   std::vector<bool> quantised;  ///< by target tensor: scales travel too; may be empty
   std::uint64_t far_bytes = 0;  ///< the least that the busiest rank moves between domains, one way

@@ -10,11 +10,22 @@ namespace {
 constexpr std::uint64_t kBlock = 128;
 constexpr std::uint64_t kScaleBytes = 4;
 
-constexpr std::array<std::string_view, 13> kLinears = {
-    "q_proj",    "k_proj",  "v_proj",    "o_proj",   "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa",
-    "kv_b_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj", "qkv_proj"};
+constexpr std::array<std::string_view, 13> kLinears = {"q_proj",
+                                                       "k_proj",
+                                                       "v_proj",
+                                                       "o_proj",
+                                                       "q_a_proj",
+                                                       "q_b_proj",
+                                                       "kv_a_proj_with_mqa",
+                                                       "kv_b_proj",
+                                                       "gate_proj",
+                                                       "up_proj",
+                                                       "down_proj",
+                                                       "gate_up_proj",
+                                                       "qkv_proj"};
 constexpr std::array<std::string_view, 3> kMixtralLinears = {"w1", "w2", "w3"};
-constexpr std::array<std::string_view, 3> kTowers = {"visual.", "vision_tower.", "multi_modal_projector."};
+constexpr std::array<std::string_view, 3> kTowers = {"visual.", "vision_tower.",
+                                                     "multi_modal_projector."};
 
 bool IsWide(DType dtype) {
   return dtype == DType::kBf16 || dtype == DType::kF16 || dtype == DType::kF32;
@@ -39,7 +50,8 @@ bool IsQuantised(const TensorSpec& spec) {
 std::vector<bool> QuantisedTensors(const JobLayout& layout, WireForm form) {
   std::vector<bool> quantised;
   if (form == WireForm::kAsIs) return quantised;
-  for (const JobLayout::Tensor& tensor : layout.tensors) quantised.push_back(IsQuantised(tensor.spec));
+  for (const JobLayout::Tensor& tensor : layout.tensors)
+    quantised.push_back(IsQuantised(tensor.spec));
   return quantised;
 }
 

@@ -1,11 +1,10 @@
 #include "python/core/placements.h"
 
 #include <cstdint>
+#include <pybind11/stl.h>
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <pybind11/stl.h>
 
 #include "tensorbus/types/placement.h"
 

@@ -1,9 +1,8 @@
 #pragma once
 
+#include <pybind11/pybind11.h>
 #include <string>
 #include <utility>
-
-#include <pybind11/pybind11.h>
 
 #include "tensorbus/base/status.h"
 

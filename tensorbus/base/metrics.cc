@@ -98,7 +98,8 @@ Counter& Metrics::AddCounter(const std::string& name, const std::string& help,
   MutexLock lock(state_->mutex);
   auto& slot = state_->counters[{name, labels}];
   if (slot == nullptr) {
-    auto& family = prometheus::BuildCounter().Name(name).Help(help).Register(state_->page->registry());
+    auto& family =
+        prometheus::BuildCounter().Name(name).Help(help).Register(state_->page->registry());
     slot = std::make_unique<PrometheusCounter>(family.Add(labels));
   }
   return *slot;
@@ -109,7 +110,8 @@ Gauge& Metrics::AddGauge(const std::string& name, const std::string& help,
   MutexLock lock(state_->mutex);
   auto& slot = state_->gauges[{name, labels}];
   if (slot == nullptr) {
-    auto& family = prometheus::BuildGauge().Name(name).Help(help).Register(state_->page->registry());
+    auto& family =
+        prometheus::BuildGauge().Name(name).Help(help).Register(state_->page->registry());
     slot = std::make_unique<PrometheusGauge>(family.Add(labels));
   }
   return *slot;
@@ -125,7 +127,8 @@ Histogram& Metrics::AddHistogram(const std::string& name, const std::string& hel
   MutexLock lock(state_->mutex);
   auto& slot = state_->histograms[{name, labels}];
   if (slot == nullptr) {
-    auto& family = prometheus::BuildHistogram().Name(name).Help(help).Register(state_->page->registry());
+    auto& family =
+        prometheus::BuildHistogram().Name(name).Help(help).Register(state_->page->registry());
     slot = std::make_unique<PrometheusHistogram>(
         family.Add(labels, prometheus::Histogram::BucketBoundaries(bounds)));
   }

@@ -80,9 +80,7 @@ void RegisterRollback(CLI::App& app, int* exit_code) {
   const auto version = std::make_shared<std::uint64_t>(0);
   AddAdminFlags(*command, options);
   const auto channel = AddChannel(*command);
-  command->add_option("--to", *version, "Version to go back to")
-      ->required()
-      ->check(IsVersion(1));
+  command->add_option("--to", *version, "Version to go back to")->required()->check(IsVersion(1));
   command->callback([options, channel, version, exit_code] {
     *exit_code = RunRollback(*options, *channel, *version, std::cout, std::cerr);
   });

@@ -4,8 +4,9 @@
 #include <string>
 #include <vector>
 
-#include "simulate/predict.h"
 #include "tensorbus/cli/plan_report.h"
+
+#include "simulate/predict.h"
 
 namespace tensorbus::cli {
 

@@ -14,7 +14,7 @@ struct SimulateOptions {
   std::string wire = "as-is";           ///< or "fp8-block"
   std::string sharing = "remaining";    ///< or "equal", "rounds"
   std::string relays = "off";           ///< or "on", "auto"
-  std::string html;  ///< page to write
+  std::string html;                     ///< page to write
   bool json = false;
 };
 

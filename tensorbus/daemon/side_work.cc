@@ -26,9 +26,9 @@ SideWork::Ticket SideWork::Begin(Lane lane, const std::string& what, TimePoint d
   job.done = std::move(done);
   job.wanted = std::make_shared<std::atomic<bool>>(true);
   job.timer = executor_.PostAt(deadline, [this, ticket, what] {
-    End(ticket, Status(Code::kDeadlineExceeded,
-                       what + " took longer than it may; the daemon is busy, try again",
-                       Reason::kBusy));
+    End(ticket,
+        Status(Code::kDeadlineExceeded,
+               what + " took longer than it may; the daemon is busy, try again", Reason::kBusy));
   });
   // `wanted` carries no data: work that is begun although nobody wants it any more is only wasted.
   Run(lane, [this, lane, ticket, wanted = job.wanted, work = std::move(work)]() mutable {

@@ -13,8 +13,8 @@
 #include "tensorbus/transport/exposure.h"
 #include "tensorbus/transport/foreign_buffer.h"
 #include "tensorbus/transport/io_loop.h"
-#include "tensorbus/transport/tcp_frame.h"
 #include "tensorbus/transport/peer_log.h"
+#include "tensorbus/transport/tcp_frame.h"
 #include "tensorbus/transport/tcp_options.h"
 #include "tensorbus/transport/tcp_socket.h"
 

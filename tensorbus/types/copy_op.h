@@ -6,8 +6,8 @@
 
 namespace tensorbus {
 
-/// One copy of a plan: `box` of a tensor goes from a source rank to a target rank, or, relayed, from
-/// one target rank to another.
+/// One copy of a plan: `box` of a tensor goes from a source rank to a target rank, or, relayed,
+/// from one target rank to another.
 ///
 /// The box lies inside exactly one box of the sending rank and one of the target rank, so each side
 /// finds it in one piece of its memory.

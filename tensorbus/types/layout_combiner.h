@@ -25,7 +25,7 @@ class LayoutCombiner {
  private:
   std::uint32_t rank_count_ = 0;
   std::deque<TensorSpec> specs_;
-  std::vector<Holding> holdings_;                             ///< by tensor
+  std::vector<Holding> holdings_;                            ///< by tensor
   std::unordered_map<std::string_view, std::size_t> index_;  ///< into `specs_`, by name
 };
 

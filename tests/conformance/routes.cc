@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include "tensorbus/transport/route_check.h"
-
 #include "tests/testing/test_capability.h"
 
 namespace tensorbus::transport {

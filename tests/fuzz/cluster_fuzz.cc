@@ -9,12 +9,13 @@
 #include "planner/template_use.h"
 #include "planner/templates.h"
 #include "planner/topology.h"
-#include "simulate/cluster.h"
 #include "tensorbus/formats/cluster_file.h"
 #include "tensorbus/formats/layout_book_file.h"
 #include "tensorbus/formats/model_config_file.h"
 #include "tensorbus/formats/safetensors_file.h"
 #include "tensorbus/formats/topology_file.h"
+
+#include "simulate/cluster.h"
 
 namespace tensorbus {
 namespace {
@@ -49,8 +50,7 @@ void TryConfig(std::string_view text) {
 
 /// A small book, so that what is said can be carried out.
 const LayoutBook& Book() {
-  static const LayoutBook kBook =
-      formats::ParseLayoutBook(R"({"format": "tensorbus-layouts/1",
+  static const LayoutBook kBook = formats::ParseLayoutBook(R"({"format": "tensorbus-layouts/1",
         "classes": [["expert", "experts\\.\\d+\\."], ["w", "w"]],
         "layouts": {
           "megatron": {"meshes": {"dense": [["pp", 0], ["dp", 0], ["tp", 0]],
@@ -60,7 +60,7 @@ const LayoutBook& Book() {
           "vllm_tp": {"meshes": {"dense": [["rep", 1], ["tp", 0]]},
                       "rules": [[".*", "dense", [["tp", "EVEN0"]]]]}},
         "scenarios": []})")
-          .value();
+                                      .value();
   return kBook;
 }
 

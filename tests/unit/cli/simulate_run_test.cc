@@ -93,8 +93,8 @@ TEST_F(SimulateRunTest, RelaysAutoTakesWhatIsPredictedToTakeLess) {
   EXPECT_EQ(json_["relays"], "off");
 }
 
-/// The rates of these relays change each other many times. Once each change was an event of its own,
-/// and the prediction did not end.
+/// The rates of these relays change each other many times. Once each change was an event of its
+/// own, and the prediction did not end.
 TEST_F(SimulateRunTest, RelaysThatFeedEachOtherEnd) {
   options_.transfer.scenario = "S04";
   options_.relays = "on";
@@ -118,7 +118,8 @@ TEST_F(SimulateRunTest, WritesAPageThatSaysItIsAPrediction) {
 
 TEST_F(SimulateRunTest, ReadsAClusterFromAFile) {
   options_.cluster = folder_.Join("c.json");
-  std::ofstream(options_.cluster) << R"({"format": "tensorbus-cluster-1", "name": "mine", "nodes": 1,
+  std::ofstream(options_.cluster)
+      << R"({"format": "tensorbus-cluster-1", "name": "mine", "nodes": 1,
     "node": {"ranks": 8, "nics": 1, "nic": {"gb_per_s": 1}, "host_memory": {"gb_per_s": 10}}})";
   EXPECT_EQ(Run(), 1);
   EXPECT_THAT(err_, HasSubstr("need 2 nodes"));

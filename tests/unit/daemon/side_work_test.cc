@@ -26,8 +26,7 @@ class SideWorkTest : public ::testing::Test {
     return done.get_future().get();
   }
   /// Starts work that returns `value`, after the gate opened if it `waits`.
-  std::future<Result<int>> Start(Lane lane, int value, bool waits = false,
-                                 Nanos patience = 60s) {
+  std::future<Result<int>> Start(Lane lane, int value, bool waits = false, Nanos patience = 60s) {
     const auto outcome = std::make_shared<std::promise<Result<int>>>();
     auto future = outcome->get_future();
     last_ = OnExecutor<SideWork::Ticket>([&] {

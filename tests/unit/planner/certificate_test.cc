@@ -56,9 +56,8 @@ TEST_F(CertificateTest, ProvesAGoodPlan) {
 
 TEST_F(CertificateTest, EveryDroppedOpIsMissed) {
   for (std::size_t i = 0; i < plan_.ops.size(); ++i) {
-    const Status status = AfterOps([&](std::vector<CopyOp>& ops) {
-      ops.erase(ops.begin() + static_cast<std::ptrdiff_t>(i));
-    });
+    const Status status = AfterOps(
+        [&](std::vector<CopyOp>& ops) { ops.erase(ops.begin() + static_cast<std::ptrdiff_t>(i)); });
     EXPECT_THAT(status, IsStatus(Code::kInternal, Reason::kPlanMismatch));
     EXPECT_THAT(status.message(), HasSubstr("never written"));
   }
@@ -138,9 +137,9 @@ TEST_F(CertificateTest, TablesMustAgreeWithTheOps) {
   EXPECT_THAT(After([](Plan& plan) { ++plan.routes[1].bytes; }).message(), HasSubstr("bytes"));
   EXPECT_THAT(After([](Plan& plan) { plan.routes.pop_back(); }).message(),
               HasSubstr("belong to no route"));
-  EXPECT_THAT(After([](Plan& plan) { std::swap(plan.routes[1].source, plan.routes[2].source); })
-                  .message(),
-              HasSubstr("out of order"));
+  EXPECT_THAT(
+      After([](Plan& plan) { std::swap(plan.routes[1].source, plan.routes[2].source); }).message(),
+      HasSubstr("out of order"));
   EXPECT_THAT(After([](Plan& plan) { plan.routes[1].op_count = ~std::uint64_t{0}; }).message(),
               HasSubstr("do not follow"));
   EXPECT_THAT(After([](Plan& plan) {

@@ -82,8 +82,8 @@ inline std::vector<CopyOp> AllOps(const Plan& plan) {
   return ops;
 }
 
-/// Element by element: a target passes on only what it has received, from another device, in a lower
-/// round. Empty when all is well, else the first fault.
+/// Element by element: a target passes on only what it has received, from another device, in a
+/// lower round. Empty when all is well, else the first fault.
 inline std::string RelayFault(const JobLayout& target, const Plan& plan) {
   for (const Route& route : plan.routes) {
     if (!route.relayed) continue;
@@ -95,8 +95,8 @@ inline std::string RelayFault(const JobLayout& target, const Plan& plan) {
         for (const Route& into : plan.routes) {
           if (into.target != op.source || into.local || into.round >= route.round) continue;
           for (const CopyOp& before : OpsOf(plan, into)) {
-            arrived = arrived || (before.tensor == op.tensor &&
-                                  Holds(Holding{{{0, {before.box}}}}, 0, at));
+            arrived = arrived ||
+                      (before.tensor == op.tensor && Holds(Holding{{{0, {before.box}}}}, 0, at));
           }
         }
         if (!arrived) fault = "target " + std::to_string(op.source) + " passes on what it has not";
@@ -118,8 +118,8 @@ inline Plan PlanOf(const std::vector<CopyOp>& ops, const JobLayout& target) {
     const bool same = !plan.routes.empty() && plan.routes.back().source == op.source &&
                       plan.routes.back().target == op.target;
     if (!same) {
-      plan.routes.push_back({op.source, op.target, plan.ops.size(), 0, 0, op.local, op.relayed,
-                             plan.round_count++});
+      plan.routes.push_back(
+          {op.source, op.target, plan.ops.size(), 0, 0, op.local, op.relayed, plan.round_count++});
     }
     ++plan.routes.back().op_count;
     const std::uint64_t item_bytes =

@@ -37,9 +37,8 @@ TEST_F(PartTest, HasTheRoutesOfItsRanksAndNoOthers) {
     std::vector<CopyOp> expected;
     std::vector<Route> routes;
     for (const Route& route : plan_.routes) {
-      const bool own =
-          std::count(ranks.sources.begin(), ranks.sources.end(), route.source) != 0 ||
-          std::count(ranks.targets.begin(), ranks.targets.end(), route.target) != 0;
+      const bool own = std::count(ranks.sources.begin(), ranks.sources.end(), route.source) != 0 ||
+                       std::count(ranks.targets.begin(), ranks.targets.end(), route.target) != 0;
       if (!own) continue;
       routes.push_back(route);
       for (const CopyOp& op : OpsOf(plan_, route)) expected.push_back(op);
@@ -60,9 +59,8 @@ TEST_F(PartTest, CertificatesOfAllTargetsProveAllBytes) {
   std::uint64_t bytes = 0;
   for (std::uint32_t rank = 0; rank < pair_.target.rank_count; ++rank) {
     const RankSelection own = {{}, {rank}};
-    ASSERT_OK_AND_ASSIGN(
-        const Certificate part,
-        CheckPart(pair_.source, pair_.target, topology_, PlanForRanks(classes_, own), own));
+    ASSERT_OK_AND_ASSIGN(const Certificate part, CheckPart(pair_.source, pair_.target, topology_,
+                                                           PlanForRanks(classes_, own), own));
     bytes += part.bytes;
   }
   EXPECT_EQ(bytes, whole.bytes);

@@ -350,9 +350,8 @@ TEST(LeastPortBytes, CountsWhatEachNodeLacks) {
   EXPECT_EQ(chain, 64U);
   // Two on the other node share what comes in; target 0 still passes all of it on.
   topology.nodes = {{{0}, {0}}, {{}, {1, 2}}};
-  ASSERT_OK_AND_ASSIGN(
-      const std::uint64_t out,
-      LeastPortBytes(one, Whole(3, {64}, specs), topology, {.relays = true}));
+  ASSERT_OK_AND_ASSIGN(const std::uint64_t out,
+                       LeastPortBytes(one, Whole(3, {64}, specs), topology, {.relays = true}));
   EXPECT_EQ(out, 64U);
   topology.nodes = {{{0}, {0}}, {{}, {1}}};
   topology.same_device = {{0, 0}, {0, 1}};

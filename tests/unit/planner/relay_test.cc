@@ -202,8 +202,7 @@ class RelayCertificateTest : public ::testing::Test {
       const std::uint32_t before = (target + 2) % 3;
       AddRoute({.source = 0, .target = target, .round = target}, target);
       AddRoute({.source = before, .target = target, .relayed = true, .round = 3}, before);
-      AddRoute({.source = before, .target = target, .relayed = true, .round = 4},
-               (target + 1) % 3);
+      AddRoute({.source = before, .target = target, .relayed = true, .round = 4}, (target + 1) % 3);
     }
     plan_.round_count = 5;
   }

@@ -133,10 +133,9 @@ std::vector<Plan> SmallPlans() {
         for (const Placement& needed : {Placement(), Shard(0)}) {
           for (const bool relays : {false, true}) {
             for (const bool colocated : {false, true}) {
-              const auto plan =
-                  BuildPlan(PlacedLayout(sources, held), PlacedLayout(targets, needed),
-                            DefaultTopology(sources, targets, colocated), nullptr,
-                            {.relays = relays});
+              const auto plan = BuildPlan(
+                  PlacedLayout(sources, held), PlacedLayout(targets, needed),
+                  DefaultTopology(sources, targets, colocated), nullptr, {.relays = relays});
               if (plan->routes.size() <= kMaxRoutes) plans.push_back(*plan);
             }
           }

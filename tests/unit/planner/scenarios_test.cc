@@ -31,8 +31,7 @@ TEST_P(Scenarios, AgreeWithTheReferenceFigures) {
                        formats::ReadManifest(folder + found->manifest + ".json.gz"));
   ASSERT_OK_AND_ASSIGN(const JobLayout source, ResolveTemplate(book, found->source, manifest));
   ASSERT_OK_AND_ASSIGN(const JobLayout target, ResolveTemplate(book, found->target, manifest));
-  const Topology topology =
-      DefaultTopology(source.rank_count, target.rank_count, found->colocated);
+  const Topology topology = DefaultTopology(source.rank_count, target.rank_count, found->colocated);
   ASSERT_OK_AND_ASSIGN(const Plan plan, BuildPlan(source, target, topology));
   ASSERT_OK_AND_ASSIGN(const Certificate certificate, CheckPlan(source, target, topology, plan));
   ASSERT_OK_AND_ASSIGN(const PlanFigures figures, FiguresOf(source, target, topology, plan));
@@ -55,9 +54,10 @@ TEST_P(Scenarios, AgreeWithTheReferenceFigures) {
   ASSERT_EQ(figures.send_bytes.size(), exclusive.size());
   for (std::size_t s = 0; s < exclusive.size(); ++s)
     EXPECT_GE(figures.send_bytes[s], exclusive[s]) << "source " << s;
-  const double least = want["send_minmax_p2p"][0].get<double>() / want["send_minmax_p2p"][1].get<double>();
-  const auto busiest = static_cast<double>(
-      *std::max_element(figures.send_bytes.begin(), figures.send_bytes.end()));
+  const double least =
+      want["send_minmax_p2p"][0].get<double>() / want["send_minmax_p2p"][1].get<double>();
+  const auto busiest =
+      static_cast<double>(*std::max_element(figures.send_bytes.begin(), figures.send_bytes.end()));
   EXPECT_GE(busiest, least * (1 - 1e-12));
   constexpr double kCutBytes = 64 << 10;  // boxes are cut in steps of about this
   EXPECT_LE(busiest, least * 1.02 + kCutBytes);

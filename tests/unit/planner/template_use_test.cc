@@ -56,9 +56,9 @@ TEST(ParseTemplateUse, SaysWhatTheScenariosSay) {
       {"S16", "fsdp:shard=256,ep=64", "vllm:tp=16,ep=16"},
   };
   for (const Said& said : all) {
-    const auto scenario = std::find_if(
-        ShippedBook().scenarios.begin(), ShippedBook().scenarios.end(),
-        [&](const Scenario& s) { return s.id.compare(0, 3, said.scenario) == 0; });
+    const auto scenario =
+        std::find_if(ShippedBook().scenarios.begin(), ShippedBook().scenarios.end(),
+                     [&](const Scenario& s) { return s.id.compare(0, 3, said.scenario) == 0; });
     ASSERT_NE(scenario, ShippedBook().scenarios.end()) << said.scenario;
     const std::string path = TENSORBUS_MANIFESTS "/" + scenario->manifest + ".json.gz";
     if (testing::LeftOut(path)) continue;
@@ -74,21 +74,30 @@ TEST(ParseTemplateUse, SaysWhatTheScenariosSay) {
 }
 
 TEST(ParseTemplateUse, KnowsEveryLayoutByItsFullName) {
-  const char* all[] = {"fsdp:fsdp=4", "hsdp:dp_replicate=2,fsdp=4", "fsdp_tp:fsdp=2,tp=2",
-                       "fsdp_ep:fsdp=4,ep=2", "fsdp_ep_shard1:fsdp=16,ep=4", "megatron:tp=2",
-                       "vllm_tp:tp=4", "vllm_tp_pp:tp=2,pp=2", "vllm_tp_ep:tp=4",
-                       "vllm_tp_dp_ep:tp=2,dp=2", "vllm_dp_ep:dp=4"};
+  const char* all[] = {"fsdp:fsdp=4",
+                       "hsdp:dp_replicate=2,fsdp=4",
+                       "fsdp_tp:fsdp=2,tp=2",
+                       "fsdp_ep:fsdp=4,ep=2",
+                       "fsdp_ep_shard1:fsdp=16,ep=4",
+                       "megatron:tp=2",
+                       "vllm_tp:tp=4",
+                       "vllm_tp_pp:tp=2,pp=2",
+                       "vllm_tp_ep:tp=4",
+                       "vllm_tp_dp_ep:tp=2,dp=2",
+                       "vllm_dp_ep:dp=4"};
   std::set<std::string> seen;
   for (const char* text : all) {
-    ASSERT_OK_AND_ASSIGN(const TemplateUse use, ParseTemplateUse(text, ShippedBook(), Numbers(8, 8, 4)));
+    ASSERT_OK_AND_ASSIGN(const TemplateUse use,
+                         ParseTemplateUse(text, ShippedBook(), Numbers(8, 8, 4)));
     seen.insert(use.layout);
   }
   EXPECT_EQ(seen.size(), ShippedBook().layouts.size());
 }
 
 TEST(ParseTemplateUse, FillsInWhatFollows) {
-  ASSERT_OK_AND_ASSIGN(const TemplateUse use,
-                       ParseTemplateUse("megatron:tp=4,pp=4,ep=8,dp=8", ShippedBook(), Numbers(64, 128, 94)));
+  ASSERT_OK_AND_ASSIGN(
+      const TemplateUse use,
+      ParseTemplateUse("megatron:tp=4,pp=4,ep=8,dp=8", ShippedBook(), Numbers(64, 128, 94)));
   EXPECT_EQ(use.size.at("edp"), 4U);
   EXPECT_EQ(use.size.at("etp"), 1U);
   EXPECT_EQ(use.param.at("vpad"), "512");
@@ -98,17 +107,21 @@ TEST(ParseTemplateUse, FillsInWhatFollows) {
 TEST(ParseTemplateUse, NamesTheRuleThatDoesNotFit) {
   const auto misfit = [](const char* text, std::int64_t heads, std::int64_t experts,
                          std::int64_t layers) {
-    const Status status = ParseTemplateUse(text, ShippedBook(), Numbers(heads, experts, layers)).status();
+    const Status status =
+        ParseTemplateUse(text, ShippedBook(), Numbers(heads, experts, layers)).status();
     EXPECT_THAT(status, IsStatus(Code::kInvalidArgument, Reason::kLayoutMismatch)) << text;
     return status.message();
   };
-  EXPECT_THAT(misfit("vllm:tp=3", 8, 0, 4), HasSubstr("tp=3 does not divide the 8 attention heads of m"));
+  EXPECT_THAT(misfit("vllm:tp=3", 8, 0, 4),
+              HasSubstr("tp=3 does not divide the 8 attention heads of m"));
   EXPECT_THAT(misfit("megatron:tp=3", 8, 0, 4), HasSubstr("tp=3 does not divide"));
-  EXPECT_THAT(misfit("megatron:ep=3,dp=3", 8, 8, 4), HasSubstr("ep=3 does not divide the 8 experts"));
+  EXPECT_THAT(misfit("megatron:ep=3,dp=3", 8, 8, 4),
+              HasSubstr("ep=3 does not divide the 8 experts"));
   EXPECT_THAT(misfit("megatron:ep=3,dp=4", 8, 9, 4), HasSubstr("does not divide dp * tp = 4"));
   EXPECT_THAT(misfit("megatron:ep=2,dp=2", 8, 0, 4), HasSubstr("m has no experts"));
   EXPECT_THAT(misfit("megatron:ep=2,dp=2,edp=3", 8, 8, 4), HasSubstr("edp=3"));
-  EXPECT_THAT(misfit("megatron:pp=3", 8, 0, 5), HasSubstr("pp=3 does not divide the model's 5 layers"));
+  EXPECT_THAT(misfit("megatron:pp=3", 8, 0, 5),
+              HasSubstr("pp=3 does not divide the model's 5 layers"));
   EXPECT_THAT(misfit("megatron:pp=2,layers=3+3", 8, 0, 5), HasSubstr("6 layers, m has 5"));
   EXPECT_THAT(misfit("megatron:pp=2,layers=5", 8, 0, 5), HasSubstr("1 stages are given, pp=2"));
   EXPECT_THAT(misfit("vllm:tp=4,ep=8", 8, 8, 4), HasSubstr("ep=8"));

@@ -70,7 +70,8 @@ TEST(MaxMinShares, IsFairOnRandomNetworks) {
         if (upto(2) == 0) path.push_back({l, 1.0 + upto(3)});
       }
       if (path.empty()) path.push_back({0, 1});
-      demands.push_back({path, 1.0 + upto(1000), upto(4) == 0 ? 1.0 + upto(5) : std::numeric_limits<double>::infinity()});
+      demands.push_back({path, 1.0 + upto(1000),
+                         upto(4) == 0 ? 1.0 + upto(5) : std::numeric_limits<double>::infinity()});
     }
     const auto shares = MaxMinShares(demands, links);
     std::vector<double> used(links.size());
@@ -108,7 +109,8 @@ TEST(RunFlows, TwoFlowsShareALink) {
   const std::array<double, 1> links = {10};
   const std::vector<Flow> flows = {Plain({0}, 100), Plain({0}, 300)};
   // Equally: the short one ends when both have sent 100, the long one when all is through.
-  ASSERT_OK_AND_ASSIGN(const FlowOutcome equal, RunFlows(flows, links, {.sharing = Sharing::kEqual}));
+  ASSERT_OK_AND_ASSIGN(const FlowOutcome equal,
+                       RunFlows(flows, links, {.sharing = Sharing::kEqual}));
   EXPECT_THAT(equal.times[0].end_s, DoubleNear(20, kExact));
   EXPECT_THAT(equal.times[1].end_s, DoubleNear(40, kExact));
   // By what is left: both at the end.
@@ -141,7 +143,8 @@ TEST(RunFlows, SharingByNeedReachesTheBoundThatEqualSharingMisses) {
   }
   ASSERT_OK_AND_ASSIGN(const FlowOutcome need, RunFlows(flows, links));
   EXPECT_THAT(need.end_s, DoubleNear(18, 1e-6));  // 180 bytes leave source 0
-  ASSERT_OK_AND_ASSIGN(const FlowOutcome equal, RunFlows(flows, links, {.sharing = Sharing::kEqual}));
+  ASSERT_OK_AND_ASSIGN(const FlowOutcome equal,
+                       RunFlows(flows, links, {.sharing = Sharing::kEqual}));
   // For 5 s everybody has 2; then source 0 has 160 left.
   EXPECT_THAT(equal.end_s, DoubleNear(5 + 160.0 / 10, 1e-6));
 }
@@ -153,7 +156,8 @@ TEST(RunFlows, RoundsGoOneAfterTheOther) {
   flows[2].sender = 1;
   flows[2].receiver = 2;
   const std::array<double, 2> links = {10, 10};
-  ASSERT_OK_AND_ASSIGN(const FlowOutcome out, RunFlows(flows, links, {.sharing = Sharing::kRounds}));
+  ASSERT_OK_AND_ASSIGN(const FlowOutcome out,
+                       RunFlows(flows, links, {.sharing = Sharing::kRounds}));
   EXPECT_THAT(out.times[1].end_s, DoubleNear(5, kExact));
   EXPECT_THAT(out.times[0].start_s, DoubleNear(5, kExact));
   EXPECT_THAT(out.times[0].end_s, DoubleNear(15, kExact));
@@ -168,7 +172,8 @@ TEST(RunFlows, AChainIsPipelinedByWindow) {
   const double rate = 10;
   for (const std::uint32_t hops : {1U, 2U, 3U, 5U}) {
     std::vector<Flow> flows = {Plain({0}, bytes)};
-    for (std::uint32_t h = 1; h < hops; ++h) flows.push_back(Relay({h}, bytes, window, {{h - 1, bytes}}));
+    for (std::uint32_t h = 1; h < hops; ++h)
+      flows.push_back(Relay({h}, bytes, window, {{h - 1, bytes}}));
     const std::vector<double> links(hops, rate);
     ASSERT_OK_AND_ASSIGN(const FlowOutcome out, RunFlows(flows, links));
     EXPECT_THAT(out.end_s, DoubleNear(bytes / rate + (hops - 1) * window / rate, 1e-6)) << hops;
@@ -196,7 +201,8 @@ TEST(RunFlows, ARelayThatHasCaughtUpGoesAsFastAsWhatFeedsIt) {
 
 TEST(RunFlows, SendsNothingBeforeItHasArrived) {
   // A relay on a link of its own, fed by a flow that shares one with a stranger.
-  const std::vector<Flow> flows = {Plain({0}, 100), Plain({0}, 900), Relay({1}, 100, 20, {{0, 100}})};
+  const std::vector<Flow> flows = {Plain({0}, 100), Plain({0}, 900),
+                                   Relay({1}, 100, 20, {{0, 100}})};
   const std::array<double, 2> links = {10, 1000};
   ASSERT_OK_AND_ASSIGN(const FlowOutcome out, RunFlows(flows, links, {.sharing = Sharing::kEqual}));
   EXPECT_THAT(out.times[0].end_s, DoubleNear(20, 1e-6));

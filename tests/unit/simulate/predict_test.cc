@@ -112,7 +112,8 @@ double Over(const PortSpeed& port, double bytes, std::uint64_t window) {
 TEST(Predict, OneRankToAnotherTakesTheNic) {
   const Cluster cluster = Shipped("h100-8x400g");
   const Case made = PredictOn(cluster, Whole(1, kRows), Whole(1, kRows));
-  EXPECT_THAT(made.prediction.seconds, DoubleNear(Over(cluster.nic, kBytes, cluster.window_bytes), 1e-9));
+  EXPECT_THAT(made.prediction.seconds,
+              DoubleNear(Over(cluster.nic, kBytes, cluster.window_bytes), 1e-9));
   EXPECT_THAT(made.prediction.busiest, HasSubstr("rail 0 nic"));
   EXPECT_EQ(made.prediction.wire_bytes, kBytes);
   ASSERT_EQ(made.prediction.critical_path.size(), 1U);
@@ -162,7 +163,8 @@ TEST(Predict, ARackOfNvlinkIsOneNode) {
 TEST(Predict, TwoHostsShareOneWire) {
   const Cluster cluster = Shipped("tcp-pair");
   const Case made = PredictOn(cluster, Rows(4, kRows), Rows(2, kRows));
-  EXPECT_THAT(made.prediction.seconds, DoubleNear(Over(cluster.nic, kBytes, cluster.window_bytes), 1e-3));
+  EXPECT_THAT(made.prediction.seconds,
+              DoubleNear(Over(cluster.nic, kBytes, cluster.window_bytes), 1e-3));
   EXPECT_THAT(made.prediction.busiest, HasSubstr("nic"));
 }
 
@@ -184,7 +186,8 @@ TEST(Predict, RelaysArePipelined) {
   planner::PlanFigures figures;
   figures.lower_bound_bytes = bytes;
   figures.node_in_bytes = {bytes, bytes};
-  ASSERT_OK_AND_ASSIGN(const Prediction made, Predict(cluster, seating, {plan, target, figures, {}}));
+  ASSERT_OK_AND_ASSIGN(const Prediction made,
+                       Predict(cluster, seating, {plan, target, figures, {}}));
   const auto window = static_cast<double>(cluster.window_bytes);
   const double nic = Over(cluster.nic, kBytes, cluster.window_bytes);
   const double nic_window = Over(cluster.nic, window, cluster.window_bytes);
@@ -226,13 +229,15 @@ TEST(SeatRanks, FillsNodesAndSaysWhenThereAreTooFew) {
   seated.source_seats = {{1, 4}};
   ASSERT_OK_AND_ASSIGN(const Seating given, SeatRanks(seated, 1, 1, true));
   EXPECT_EQ(given.sources[0], (Seat{1, 4}));
-  EXPECT_THAT(SeatRanks(seated, 2, 1, false), IsStatus(Code::kInvalidArgument, Reason::kLayoutMismatch));
+  EXPECT_THAT(SeatRanks(seated, 2, 1, false),
+              IsStatus(Code::kInvalidArgument, Reason::kLayoutMismatch));
 }
 
 TEST(ClusterFile, NamesTheFieldOfEachFault) {
   const auto fault = [](const std::string& node, const std::string& rest = "") {
-    return formats::ParseCluster(R"({"format": "tensorbus-cluster-1", "name": "c", "nodes": 2, "node": )" +
-                                 node + rest + "}")
+    return formats::ParseCluster(
+               R"({"format": "tensorbus-cluster-1", "name": "c", "nodes": 2, "node": )" + node +
+               rest + "}")
         .status()
         .message();
   };
@@ -244,13 +249,16 @@ TEST(ClusterFile, NamesTheFieldOfEachFault) {
   EXPECT_THAT(fault(R"({"gpus": -1})"), HasSubstr("'gpus'"));
   EXPECT_THAT(fault(R"({"ranks": 9223372036854775808, "nics": 1})"), HasSubstr("'ranks'"));
   EXPECT_THAT(fault(R"({"gpus": 8, "nics": 0, "nic": {"gb_per_s": 50}})"), HasSubstr("'nics'"));
-  EXPECT_THAT(fault(R"({"gpus": 8, "nics": 1, "nic": {"gb_per_s": "x"}})"), HasSubstr("'gb_per_s'"));
+  EXPECT_THAT(fault(R"({"gpus": 8, "nics": 1, "nic": {"gb_per_s": "x"}})"),
+              HasSubstr("'gb_per_s'"));
   EXPECT_THAT(fault(R"({"gpus": 8, "nics": 1, "nic": {"gb_per_s": 1e300}})"), HasSubstr("'nic'"));
   EXPECT_THAT(fault(R"({"gpus": 8, "nics": 1, "nic": {"gb_per_s": -5}})"), HasSubstr("'nic'"));
   EXPECT_THAT(fault(R"({"gpus": 8, "nics": 1, "nic": 4})"), HasSubstr("'nic'"));
-  EXPECT_THAT(fault(R"({"ranks": 8, "nics": 1, "nic": {"gb_per_s": 5}})"), HasSubstr("'host_memory'"));
-  EXPECT_THAT(fault(R"({"gpus": 8, "nics": 1, "nic": {"gb_per_s": 5}, "gpu_memory": {"gb_per_s": 5}})"),
-              HasSubstr("'pcie'"));
+  EXPECT_THAT(fault(R"({"ranks": 8, "nics": 1, "nic": {"gb_per_s": 5}})"),
+              HasSubstr("'host_memory'"));
+  EXPECT_THAT(
+      fault(R"({"gpus": 8, "nics": 1, "nic": {"gb_per_s": 5}, "gpu_memory": {"gb_per_s": 5}})"),
+      HasSubstr("'pcie'"));
   EXPECT_THAT(fault(good, R"(, "window_bytes": 1)"), HasSubstr("'window_bytes'"));
   EXPECT_THAT(fault(good, R"(, "source": [[2, 0]])"), HasSubstr("rank 0 sits at [2, 0]"));
   EXPECT_THAT(fault(good, R"(, "source": [[0]])"), HasSubstr("[node, device]"));

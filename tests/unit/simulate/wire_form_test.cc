@@ -29,7 +29,8 @@ TEST(WireForm, GivesThePublishedFp8Checkpoints) {
         ASSERT_EQ(ScaleBytes(Box::Whole(spec.shape)), scales->second) << spec.name;
         travels = spec.shape.elements() + scales->second;
       }
-      ASSERT_EQ(travels, bytes.at(spec.name) + (scales == bytes.end() ? 0 : scales->second)) << spec.name;
+      ASSERT_EQ(travels, bytes.at(spec.name) + (scales == bytes.end() ? 0 : scales->second))
+          << spec.name;
       sum += travels;
     }
     std::uint64_t all = 0;
@@ -48,10 +49,13 @@ TEST(WireForm, LeavesOtherTensorsAlone) {
   const auto spec = [](const char* name, DType dtype, std::initializer_list<std::uint64_t> dims) {
     return TensorSpec{name, dtype, Shape::Create(std::span(dims.begin(), dims.size())).value()};
   };
-  EXPECT_TRUE(IsQuantised(spec("model.layers.0.self_attn.q_proj.weight", DType::kBf16, {256, 256})));
-  EXPECT_TRUE(IsQuantised(spec("model.layers.0.mlp.experts.gate_up_proj", DType::kBf16, {2, 256, 256})));
+  EXPECT_TRUE(
+      IsQuantised(spec("model.layers.0.self_attn.q_proj.weight", DType::kBf16, {256, 256})));
+  EXPECT_TRUE(
+      IsQuantised(spec("model.layers.0.mlp.experts.gate_up_proj", DType::kBf16, {2, 256, 256})));
   EXPECT_FALSE(IsQuantised(spec("model.layers.0.self_attn.q_proj.bias", DType::kBf16, {256})));
-  EXPECT_FALSE(IsQuantised(spec("model.layers.0.self_attn.q_proj.weight", DType::kF8e4m3, {256, 256})));
+  EXPECT_FALSE(
+      IsQuantised(spec("model.layers.0.self_attn.q_proj.weight", DType::kF8e4m3, {256, 256})));
   EXPECT_FALSE(IsQuantised(spec("visual.blocks.0.mlp.up_proj.weight", DType::kBf16, {256, 256})));
   EXPECT_FALSE(IsQuantised(spec("model.embed_tokens.weight", DType::kBf16, {256, 256})));
   JobLayout layout;

@@ -8,7 +8,6 @@
 namespace tensorbus {
 namespace {
 
-
 /// Cuts `box` at random places into about `count` disjoint boxes that are not a grid.
 void CutRandomly(std::mt19937& rng, const Box& box, int count, std::vector<Box>* out) {
   const auto dim = static_cast<int>(rng() % static_cast<unsigned>(box.rank()));

@@ -9,7 +9,6 @@ namespace {
 using ::testing::HasSubstr;
 using testing::IsStatus;
 
-
 /// A fused buffer [8, 4] of f32: rows 0-3 hold rows 4-7 of 'q', rows 4-7 the even rows of 'k'.
 Registration Fused() {
   Registration r;
