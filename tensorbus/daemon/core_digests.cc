@@ -73,17 +73,27 @@ struct Core::ClaimRun {
 
 namespace {
 
-/// Errors: kInvalidArgument when the claim is malformed or names nothing that the rank holds.
+/// Errors: kInvalidArgument when the claim is malformed or names nothing that the rank holds;
+/// kNotFound/kChecksumMismatch when two places of one box differ, which is no version at all.
 Result<std::shared_ptr<const Claimed>> ReadClaim(const RankPart& part,
                                                  const proto::ClaimVersion& message) {
   TB_ASSIGN_OR_RETURN(const RankLayout own, ParseRankLayout(rpc::BytesOf(*part.blob), part.rank));
-  std::map<std::string_view, std::pair<std::vector<Box>, DigestSum>> by_name;
+  std::map<std::string_view, std::vector<std::pair<Box, DigestSum>>> by_name;
   for (const proto::TensorDigest& digest : message.tensors()) {
     TB_ASSIGN_OR_RETURN(const Box box, rpc::FromProto(digest.box()));
-    auto& [boxes, sum] = by_name[digest.tensor()];
-    if (std::find(boxes.begin(), boxes.end(), box) != boxes.end()) continue;  // an alias
-    boxes.push_back(box);
-    sum += rpc::FromProto(digest.digest());
+    const DigestSum sum = rpc::FromProto(digest.digest());
+    auto& held = by_name[digest.tensor()];
+    const auto same = std::find_if(held.begin(), held.end(),
+                                   [&](const auto& entry) { return entry.first == box; });
+    if (same == held.end()) {
+      held.emplace_back(box, sum);
+    } else if (same->second != sum) {
+      return Status(Code::kNotFound,
+                    fmt::format("{} holds {}{} in two places that differ; ask for a version to be "
+                                "brought",
+                                part.claim.who, digest.tensor(), box.ToString()),
+                    Reason::kChecksumMismatch);
+    }
   }
   auto claimed = std::make_shared<Claimed>();
   claimed->layout.rank_count = 1;
@@ -92,8 +102,13 @@ Result<std::shared_ptr<const Claimed>> ReadClaim(const RankPart& part,
     if (found == by_name.end()) continue;
     const auto number = static_cast<std::uint32_t>(claimed->layout.holdings.size());
     claimed->layout.tensors.push_back({.spec = tensor.spec, .holding = number});
-    claimed->layout.holdings.push_back({.ranks = {{.rank = 0, .boxes = found->second.first}}});
-    claimed->sums.push_back(found->second.second);
+    std::vector<Box> boxes;
+    DigestSum& total = claimed->sums.emplace_back();
+    for (const auto& [box, sum] : found->second) {
+      boxes.push_back(box);
+      total += sum;
+    }
+    claimed->layout.holdings.push_back({.ranks = {{.rank = 0, .boxes = std::move(boxes)}}});
   }
   TB_RETURN_IF_ERROR(Validate(claimed->layout));
   if (claimed->layout.tensors.empty()) {

@@ -222,6 +222,48 @@ TEST_F(DigestSim, BelievesNoEngineThatHoldsSomethingElse) {
   EXPECT_EQ(worker.claimed->code(), Code::kNotFound);
 }
 
+// Tied weights: both places are bytes that the engine serves from.
+TEST_F(DigestSim, BelievesNoEngineOfWhichTwoPlacesDiffer) {
+  Start();
+  Worker& worker = world_.worker("engine", 0);
+  worker.content = 7;
+  world_.Claim(worker, 6);
+  world_.executor.Advance(1s);
+  ASSERT_TRUE(worker.claimed);
+  EXPECT_THAT(*worker.claimed, IsStatus(Code::kNotFound, Reason::kChecksumMismatch));
+  EXPECT_THAT(worker.claimed->message(), HasSubstr("in two places that differ"));
+}
+
+TEST_F(DigestSim, AClaimThatIsProvedCleansADirtyRank) {
+  world_.AddAgent("a");
+  world_.AddAgent("b");
+  World::JobOptions dirty;
+  dirty.dirty = true;
+  world_.StartJob("trainer", Role::kProducer, 1, {"a"}, {});
+  world_.StartJob("engine", Role::kConsumer, 2, {"b"}, dirty);
+  world_.PublishAll("trainer", 7);
+  const auto state = [this] {
+    std::string out;
+    world_.core->GetStatus({}, [&](Result<proto::StatusReply> reply) {
+      out = reply->channels(0).replicas(0).state();
+    });
+    return out;
+  };
+  for (std::uint32_t rank = 0; rank < 2; ++rank) {
+    Worker& worker = world_.worker("engine", rank);
+    worker.content = 5;  // a mixture equals nothing
+    world_.Claim(worker);
+    world_.executor.Advance(1s);
+    EXPECT_FALSE(worker.claimed->ok());
+    EXPECT_EQ(state(), "dirty");
+    worker.content = 7;
+    world_.Claim(worker);
+    world_.executor.Advance(1s);
+    EXPECT_OK(*worker.claimed);
+    EXPECT_EQ(state(), rank == 0 ? "dirty" : "idle") << "one dirty rank is enough";
+  }
+}
+
 TEST_F(DigestSim, SnapshotsTakePartAlthoughTheTrainerHasWrittenOn) {
   Start();
   world_.PublishAll("trainer", 8, SlowConsumer::kSnapshot, 1, 4);

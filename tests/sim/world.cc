@@ -522,7 +522,7 @@ void World::UpdateAll(const std::string& job, daemon::Selector selector, Nanos t
   for (Worker* worker : WorkersOf(job, replica)) Update(*worker, selector, timeout, version);
 }
 
-void World::Claim(Worker& worker) {
+void World::Claim(Worker& worker, std::optional<std::uint64_t> alias) {
   worker.request = ++requests_;
   worker.claimed.reset();
   proto::AgentMessage message;
@@ -532,10 +532,12 @@ void World::Claim(Worker& worker) {
   for (const RankLayout::Tensor& tensor :
        LayoutOf(worker.identity.rank, worker.identity.rank_count).tensors) {
     for (const Box& box : tensor.boxes) {
-      proto::TensorDigest& out = *claim.add_tensors();
-      out.set_tensor(tensor.spec.name);
-      *out.mutable_box() = rpc::ToProto(box);
-      *out.mutable_digest() = DigestOf(box, worker.content);
+      for (const std::uint64_t content : {worker.content, alias.value_or(worker.content)}) {
+        proto::TensorDigest& out = *claim.add_tensors();
+        out.set_tensor(tensor.spec.name);
+        *out.mutable_box() = rpc::ToProto(box);
+        *out.mutable_digest() = DigestOf(box, content);
+      }
     }
   }
   agent(worker.agent).Say(std::move(message));

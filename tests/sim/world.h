@@ -166,8 +166,8 @@ class World {
   void Update(Worker& worker, daemon::Selector selector, Nanos timeout, std::uint64_t version = 0);
   void UpdateAll(const std::string& job, daemon::Selector selector, Nanos timeout,
                  std::uint64_t version = 0, std::uint32_t replica = 0);
-  /// Asks which version the worker's memory holds.
-  void Claim(Worker& worker);
+  /// Asks which version the worker's memory holds, and with `alias` a second place of its tensors.
+  void Claim(Worker& worker, std::optional<std::uint64_t> alias = {});
   /// What verifying says: the reply, or why there is none.
   Result<proto::VerifyReply> Verify(std::uint64_t version = 0, std::uint64_t timeout_ms = 2000);
   /// The worker is gone, and the reference to it.
