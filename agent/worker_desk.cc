@@ -233,6 +233,7 @@ void WorkerDesk::OnRegister(Worker& worker, wire::Frame frame) {
   joining.registering = true;
   joining.memory = joining.segments->Finish();
   joining.segments.reset();
+  joining.dirty = asked->dirty;
   joining.flip = asked->flip;
   joining.proof = asked->proof;
   joining.leave_out = asked->leave_out;

@@ -178,7 +178,10 @@ Result<RequestId> Client::RequestRelease(Version version, Nanos timeout) {
 Result<RequestId> Client::Update(const wire::Update& message) {
   TB_RETURN_IF_ERROR(CheckProcess());
   MutexLock lock(mutex_);
-  return Ask(MessageType::kUpdate, MessageType::kUpdated, wire::Encode(message));
+  TB_ASSIGN_OR_RETURN(const RequestId request,
+                      Ask(MessageType::kUpdate, MessageType::kUpdated, wire::Encode(message)));
+  updates_.push_back(request.value);
+  return request;
 }
 
 Result<RequestId> Client::CancelUpdate() {
@@ -394,6 +397,7 @@ Version Client::released_version() const {
   return Version{page().released_version.load(std::memory_order_acquire)};
 }
 Version Client::live_version() const {
+  if (dirty_.load(std::memory_order_acquire)) return {};
   return Version{page().live_version.load(std::memory_order_acquire)};
 }
 std::uint64_t Client::write_count() const {

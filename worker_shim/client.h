@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -64,6 +65,10 @@ struct Outcome {
 /// while some thread is in Wait(), Poll() or a call that waits, or in the service thread after
 /// StartService(). When the agent goes away every pending request fails with kPeerLost; Reconnect()
 /// registers the same memory with the agent that listens then.
+///
+/// A consumer whose memory may be a mixture is dirty: the agent said so, or went away between the
+/// answer to a hook that let it write and the word that the version is live. Its update fails with
+/// kDirty then, and every registration says so until a version is live or claimed.
 ///
 /// A handle belongs to the process that made it: after fork() every call in the child fails.
 ///
@@ -135,6 +140,7 @@ class Client {
   const std::string& agent_socket() const { return options_.agent_socket; }
   std::string agent_name();
   Version released_version() const;
+  /// What this rank's memory is, whole; 0 when it is nothing yet or dirty.
   Version live_version() const;
   std::uint64_t write_count() const;
 
@@ -142,6 +148,12 @@ class Client {
   struct Pending {
     wire::MessageType answer = wire::MessageType::kReply;
     std::optional<Outcome> outcome;
+  };
+  /// What the agent was allowed to do with the served memory.
+  enum class Writing {
+    kNone,
+    kAllowed,  ///< every byte goes through us, and none has
+    kBegun,    ///< bytes may have been written
   };
   struct OwnedSegment {
     std::byte* address = nullptr;
@@ -173,6 +185,9 @@ class Client {
   Status AwaitPublish(TimePoint deadline) TB_REQUIRES(mutex_);
   void Lose(Status why) TB_REQUIRES(mutex_);
   void NotePublished(const Outcome& outcome, std::uint64_t request) TB_REQUIRES(mutex_);
+  void NoteUpdated(const Outcome& outcome, std::uint64_t request) TB_REQUIRES(mutex_);
+  void NoteWhole() TB_REQUIRES(mutex_);
+  void NoteUnended() TB_REQUIRES(mutex_);
   void WatchSocket(bool watch) TB_REQUIRES(mutex_);
   void Signal(const UniqueFd& event) const;
   void RunService();
@@ -202,6 +217,14 @@ class Client {
   Hook hook_ TB_GUARDED_BY(mutex_);
   UniqueFd epoll_ TB_GUARDED_BY(mutex_);  ///< PollFd(): the socket and `ended_`
   bool service_stop_ TB_GUARDED_BY(mutex_) = false;
+
+  MemoryMode mode_ TB_GUARDED_BY(mutex_) = MemoryMode::kMapped;
+  Writing writing_ TB_GUARDED_BY(mutex_) = Writing::kNone;
+  /// Updates that were not answered, oldest first: the agent is at that one and refuses the others.
+  std::vector<std::uint64_t> updates_ TB_GUARDED_BY(mutex_);
+  /// Changed under `mutex_`; live_version() looks without it, since a registration may hold it
+  /// long.
+  std::atomic<bool> dirty_{false};
 
   std::vector<OwnedSegment> segments_ TB_GUARDED_BY(mutex_);
   std::optional<wire::Register> registration_ TB_GUARDED_BY(mutex_);

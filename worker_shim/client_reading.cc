@@ -59,6 +59,15 @@ Result<Outcome> OutcomeOf(const wire::Frame& frame) {
   }
 }
 
+Status DirtyStatus(const RankIdentity& identity, const Status& cause) {
+  return {Code::kFailedPrecondition,
+          fmt::format("{} may hold a mixture of two versions and must not serve: the connection "
+                      "ended before the memory was whole ({}); connect again and ask for a version "
+                      "to repair it",
+                      identity.ToString(), cause.message()),
+          Reason::kDirty, cause.native()};
+}
+
 }  // namespace
 
 void Client::Pump(TimePoint deadline) {
@@ -144,6 +153,9 @@ Status Client::HandleAnswer(const wire::Frame& frame) {
   }
   TB_ASSIGN_OR_RETURN(Outcome outcome, OutcomeOf(frame));
   NotePublished(outcome, frame.request);
+  if (frame.type == MessageType::kRegistered) mode_ = outcome.registered.mode;
+  if (frame.type == MessageType::kUpdated) NoteUpdated(outcome, frame.request);
+  if (frame.type == MessageType::kClaimed && outcome.status.ok()) dirty_.store(false);
   if (found->second.answer == MessageType::kGoodbye) {
     pending_.erase(found);
     return {};
@@ -168,6 +180,7 @@ void Client::NotePublished(const Outcome& outcome, std::uint64_t request) {
 Status Client::HandleHook(HookKind kind, const wire::Frame& frame) {
   wire::HookEvent event;
   TB_RETURN_IF_ERROR(Answered(frame, event));
+  if (kind == HookKind::kLive) NoteWhole();
   wire::HookDone done;
   const Hook hook = hook_;
   if (hook) {
@@ -176,12 +189,23 @@ Status Client::HandleHook(HookKind kind, const wire::Frame& frame) {
     mutex_.Lock();
   }
   if (!lost_.ok()) return {};
-  return SendFrame(MessageType::kHookDone, frame.request, wire::Encode(done));
+  // An agent that did not get this has written nothing.
+  TB_RETURN_IF_ERROR(SendFrame(MessageType::kHookDone, frame.request, wire::Encode(done)));
+  if (kind == HookKind::kLive || !done.status.ok()) return {};
+  if (mode_ != MemoryMode::kBucket) {
+    writing_ = Writing::kBegun;
+  } else if (writing_ == Writing::kNone) {
+    writing_ = Writing::kAllowed;
+  }
+  return {};
 }
 
 Status Client::HandleBucketWork(const wire::Frame& frame) {
   wire::BucketWork work;
   TB_RETURN_IF_ERROR(Answered(frame, work));
+  if (frame.type == MessageType::kUnpack && writing_ == Writing::kAllowed) {
+    writing_ = Writing::kBegun;
+  }
   mutex_.Unlock();
   wire::BucketDone done;
   done.status = frame.type == MessageType::kPack ? buckets_.Pack(work) : buckets_.Unpack(work);
@@ -197,9 +221,32 @@ Status Client::HandleAttachBucket(wire::Frame frame) {
   return buckets_.Attach(attach, std::move(frame.fds[0]));
 }
 
+// The session ended and the agent says what it left behind.
+void Client::NoteUpdated(const Outcome& outcome, std::uint64_t request) {
+  const bool refused = updates_.empty() || updates_.front() != request;
+  std::erase(updates_, request);
+  if (refused) return;
+  writing_ = Writing::kNone;
+  if (outcome.status.ok()) NoteWhole();
+  if (outcome.status.reason() == Reason::kDirty) dirty_.store(true);
+}
+
+void Client::NoteWhole() {
+  writing_ = Writing::kNone;
+  dirty_.store(false);
+}
+
+// Nobody will say any more what a session left behind: where bytes may be, that is a mixture.
+void Client::NoteUnended() {
+  if (writing_ == Writing::kBegun) dirty_.store(true);
+  writing_ = Writing::kNone;
+}
+
 void Client::Lose(Status why) {
   WatchSocket(false);
   lost_ = std::move(why);
+  NoteUnended();
+  updates_.clear();
   // shutdown() rather than close(): another thread may be in poll() on this number.
   ::shutdown(socket_.get(), SHUT_RDWR);
   for (auto item = pending_.begin(); item != pending_.end();) {
@@ -208,8 +255,9 @@ void Client::Lose(Status why) {
       continue;
     }
     if (!item->second.outcome.has_value()) {
+      const bool dirty = item->second.answer == MessageType::kUpdated && dirty_.load();
       item->second.outcome.emplace();
-      item->second.outcome->status = lost_;
+      item->second.outcome->status = dirty ? DirtyStatus(options_.identity, lost_) : lost_;
     }
     ++item;
   }

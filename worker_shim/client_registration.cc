@@ -63,6 +63,9 @@ Result<wire::Registered> Client::SendRegistration(TimePoint deadline) {
   {
     MutexLock lock(mutex_);
     TB_RETURN_IF_ERROR(lost_);
+    NoteUnended();  // by a session of the registration that this one replaces
+    registration_->dirty = dirty_.load();
+    mode_ = MemoryMode::kMapped;  // until the agent says how it reaches our memory
     std::vector<std::byte*> addresses;
     bool any_private = false;
     for (std::size_t i = 0; i < segments_.size(); ++i) {

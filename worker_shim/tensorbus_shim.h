@@ -252,10 +252,13 @@ typedef struct tb_update_options {
   int64_t timeout_ns;
 } tb_update_options;
 
+/* An agent that goes away while it may be writing the memory leaves it dirty: the update fails with
+ * reason dirty, tb_reconnect() registers it as that, and the next update repairs it. */
 TB_API tb_status tb_update(tb_client* client, const tb_update_options* options, tb_request* out);
 TB_API tb_status tb_cancel_update(tb_client* client, tb_request* out);
 /* "Which version do I hold?", proven by digest. */
 TB_API tb_status tb_claim(tb_client* client, tb_request* out);
+/* What this rank's memory is, whole; 0 when it is nothing yet or a mixture. */
 TB_API uint64_t tb_live_version(const tb_client* client);
 
 enum { TB_HOOK_FENCE = 0, TB_HOOK_FLIP_BEGIN = 1, TB_HOOK_LIVE = 2 };

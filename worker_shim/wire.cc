@@ -282,6 +282,7 @@ void Put(ByteWriter& out, const Register& message) {
   Put(out, message.registration);
   out.Put(message.flip);
   out.Put(message.proof);
+  PutBool(out, message.dirty);
   PutList(out, message.leave_out);
   out.Put(message.private_mode);
 }
@@ -289,6 +290,7 @@ void Get(ByteReader& in, Register& message) {
   Get(in, message.registration);
   message.flip = GetEnum(in, FlipMode::kShadow);
   message.proof = GetEnum(in, Proof::kMemory);
+  message.dirty = GetBool(in);
   GetList(in, message.leave_out, sizeof(std::uint32_t), kMaxTensors);
   message.private_mode = in.Get<std::uint8_t>();
   if (message.private_mode > static_cast<std::uint8_t>(MemoryMode::kBucket)) in.Fail();

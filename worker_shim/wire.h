@@ -19,7 +19,7 @@ namespace tensorbus::wire {
 
 /// What worker library and agent speak. Peers of another number are refused; docs/wire.md says when
 /// it grows.
-inline constexpr std::uint32_t kProtocol = 1;
+inline constexpr std::uint32_t kProtocol = 2;
 /// Most bytes of one frame's body (a registration of 140,000 tensors takes about 30 MiB).
 inline constexpr std::uint32_t kMaxBodyBytes = 256U << 20;
 /// Most descriptors on one frame.
@@ -121,6 +121,8 @@ struct Register {
   Registration registration;
   FlipMode flip = FlipMode::kInPlace;
   Proof proof = Proof::kReadback;
+  /// Consumer: its memory may be a mixture of versions, because an agent went away while it wrote.
+  bool dirty = false;
   /// Consumer: logical tensors of the channel it deliberately does not take. Names it neither
   /// covers nor leaves out are an error.
   std::vector<std::string> leave_out;

@@ -395,7 +395,8 @@ class Client:
     def update(self, which: str | int = "latest", *, timeout_s: float = 600.0) -> Request:
         """Asks for a version: "latest", "next" (newer than the live one) or a number. The request gives an Outcome.
 
-        `timeout_s` is the bus's own deadline for it.
+        `timeout_s` is the bus's own deadline for it. One that leaves the memory a mixture ends with a StateError of the reason
+        "dirty"; reconnect() if the agent is gone, and the next update repairs it.
         """
         if isinstance(which, str):
             selector, version = _choose({"latest": 1, "next": 2}, which, "version"), 0
@@ -414,6 +415,7 @@ class Client:
 
     @property
     def live_version(self) -> int:
+        """What this rank's memory is, whole; 0 when it is nothing yet or dirty."""
         return self._core.live_version
 
     def set_hook(self, hook: Hook | None) -> None:

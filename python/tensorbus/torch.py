@@ -396,6 +396,7 @@ class Subscriber(_End):
 
     @property
     def live_version(self) -> int:
+        """What this rank's memory is, whole; 0 when it is nothing yet or dirty."""
         return self._client.live_version
 
 

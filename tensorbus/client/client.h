@@ -189,10 +189,13 @@ class Client {
 
   // ---- consumer
 
+  /// An agent that goes away while it may be writing the memory leaves it dirty: the request fails
+  /// with kDirty, Reconnect() registers it as that, and the next update repairs it.
   Result<Request> Update(const UpdateOptions& options);
   Result<Request> CancelUpdate();
   /// Which version this rank's memory holds, proven by digest. kNotFound when none that is kept.
   Result<Request> Claim();
+  /// What this rank's memory is, whole; 0 when it is nothing yet or dirty.
   Version live_version() const;
 
   // ---- event loops and threads

@@ -79,7 +79,7 @@ class FakeAgent:
         kind, request, _, fds = self.take()
         assert kind == HELLO
         self.page = mmap.mmap(fds[0], 4096)
-        self.send(WELCOME, request, struct.pack("<I", 1) + status() + text("fake") + struct.pack("<Q", 0))
+        self.send(WELCOME, request, struct.pack("<I", 2) + status() + text("fake") + struct.pack("<Q", 0))
 
     def register(self, mode: int = 1) -> None:
         """Takes segments and a registration, and answers."""
@@ -138,6 +138,9 @@ class FakeAgent:
 
     def release(self, version: int) -> None:
         struct.pack_into("<Q", self.page, 16, version)
+
+    def live(self, version: int) -> None:
+        struct.pack_into("<Q", self.page, 24, version)
 
     @property
     def write_count(self) -> int:

@@ -180,6 +180,23 @@ def test_reconnects_with_the_same_memory(agent, bus):
     bus.check_connection()
 
 
+def test_an_agent_that_goes_while_it_may_write_leaves_the_rank_dirty(agent, bus):
+    def script():
+        agent.expect(UPDATE)
+        agent.live(3)
+        agent.hook(FENCE, 4)
+        agent.drop()
+
+    agent.play(script)
+    with pytest.raises(tensorbus.StateError, match="mixture") as caught:
+        bus.update().wait(timeout_s=10)
+    assert caught.value.reason == "dirty" and bus.live_version == 0
+    agent.play(agent.accept_and_register)
+    bus.reconnect(timeout_s=10)
+    first, second = agent.registrations
+    assert (0, 1) in [(before, after) for before, after in zip(first, second, strict=True) if before != after]
+
+
 def test_close_says_goodbye_and_ends_all_use(agent, bus):
     pending = bus.publish(1)
     agent.expect(PUBLISH)

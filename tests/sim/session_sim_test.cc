@@ -600,6 +600,50 @@ TEST_F(SessionSim, BringsADirtyReplicaEvenWhatItServed) {
   ExpectServes(8);
 }
 
+// An agent that died while it wrote: its rank comes back through the next one and says so.
+TEST_F(SessionSim, ARankThatComesBackDirtyMakesItsReplicaDirtyUntilItIsRepaired) {
+  for (const FlipMode flip : {FlipMode::kInPlace, FlipMode::kShadow}) {
+    SCOPED_TRACE(static_cast<int>(flip));
+    World::JobOptions engine;
+    engine.flip = flip;
+    World world;
+    const auto replica = [&world] {
+      proto::ReplicaStatus out;
+      world.core->GetStatus(
+          {}, [&](Result<proto::StatusReply> reply) { out = reply->channels(0).replicas(0); });
+      return out;
+    };
+    world.AddAgent("a");
+    world.AddAgent("b");
+    world.StartJob("trainer", Role::kProducer, 1, {"a"}, engine);
+    world.StartJob("engine", Role::kConsumer, 2, {"a", "b"}, engine);
+    world.PublishAll("trainer", 7);
+    world.UpdateAll("engine", Selector::kLatest, 10s);
+    world.executor.Advance(1s);
+    ASSERT_EQ(replica().live_version(), 7U);
+    world.Leave(world.worker("engine", 1));
+    engine.live_version = 7;  // whatever it says it serves
+    engine.dirty = true;
+    ASSERT_OK(*world.Register("b", "engine", Role::kConsumer, 1, 2, engine).registered);
+    EXPECT_EQ(replica().state(), "dirty");
+    EXPECT_FALSE(replica().ranks(0).dirty());
+    EXPECT_TRUE(replica().ranks(1).dirty());
+    EXPECT_EQ(world.Verify(7).value().holder_count(), 1U) << "the trainer only";
+    // What it serves already is not what this replica has.
+    world.UpdateAll("engine", Selector::kPinned, 10s, 7);
+    world.executor.Advance(1s);
+    for (Worker* worker : world.WorkersOf("engine")) {
+      ASSERT_TRUE(worker->updated);
+      EXPECT_OK(*worker->updated);
+      EXPECT_EQ(worker->live, 7U);
+    }
+    EXPECT_EQ(world.agent("b").received[Received::kPrepare], 2) << "brought";
+    EXPECT_EQ(replica().state(), "idle");
+    EXPECT_EQ(replica().live_version(), 7U);
+    world.ExpectQuiet();
+  }
+}
+
 TEST_F(SessionSim, LeavesAShadowReplicaCleanAfterAFailure) {
   Start();
   world_.agent("b").corrupt_target = 0;

@@ -49,6 +49,7 @@ inline Register Example() {
   message.registration.pieces = {piece};
   message.flip = FlipMode::kShadow;
   message.proof = Proof::kMemory;
+  message.dirty = true;
   message.leave_out = {"x"};
   message.private_mode = 3;
   return message;

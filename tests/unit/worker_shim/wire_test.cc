@@ -66,7 +66,7 @@ TYPED_TEST(WireMessage, NeverCrashesOnAChangedByte) {
 TEST(Wire, KeepsItsBytes) {
   // Golden bytes: if one of these changes, kProtocol must grow.
   EXPECT_EQ(Hex(Encode(Example<Hello>())),
-            "010000000600000070"
+            "020000000600000070"
             "6f6c6963790700000074726169"
             "6e657202"
             "01000000"
@@ -124,6 +124,7 @@ TEST(Wire, KeepsItsBytes) {
             "0200000000000000"
             "02"
             "04"
+            "01"
             "01000000"
             "01000000"
             "78"
