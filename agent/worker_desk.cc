@@ -19,10 +19,10 @@ constexpr int kHelloAttempts = 20;
 constexpr Nanos kHelloRetry = std::chrono::milliseconds(50);
 
 Status CheckIdentity(const RankIdentity& identity) {
+  TB_RETURN_IF_ERROR(rpc::CheckName("the channel's name", identity.channel));
+  TB_RETURN_IF_ERROR(rpc::CheckName("the job's name", identity.job));
   const char* fault = nullptr;
-  if (identity.channel.empty() || identity.job.empty()) {
-    fault = "channel and job need a name";
-  } else if (identity.rank_count == 0 || identity.rank_count > kMaxRanks) {
+  if (identity.rank_count == 0 || identity.rank_count > kMaxRanks) {
     fault = "the number of ranks is out of range";
   } else if (identity.rank >= identity.rank_count) {
     fault = "the rank is not below the number of ranks";

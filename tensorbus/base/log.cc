@@ -1,9 +1,10 @@
 #include "tensorbus/base/log.h"
 
-#include <algorithm>
 #include <memory>
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
+
+#include "tensorbus/base/printable.h"
 
 namespace tensorbus {
 namespace {
@@ -30,11 +31,6 @@ spdlog::logger& Logger() {
     return made;
   }();
   return *logger;
-}
-
-/// What a terminal may act on: names come from other processes.
-bool IsControl(char c) {
-  return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
 }
 
 }  // namespace
@@ -64,22 +60,14 @@ void WriteLog(LogLevel level, std::string_view line) {
 }
 
 std::string LogValue(std::string_view value) {
-  const bool plain = std::none_of(value.begin(), value.end(), [](char c) {
-    return IsControl(c) || c == ' ' || c == '"' || c == '=';
-  });
+  const bool plain = value.find_first_of(" \"=") == std::string_view::npos && IsPrintable(value);
   if (!value.empty() && plain) return std::string(value);
-  std::string out = "\"";
+  std::string quoted;
   for (const char c : value) {
-    if (c == '"' || c == '\\') out += '\\';
-    if (c == '\n') {
-      out += "\\n";
-    } else if (IsControl(c)) {
-      out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-    } else {
-      out += c;
-    }
+    if (c == '"' || c == '\\') quoted += '\\';
+    quoted += c;
   }
-  return out + '"';
+  return '"' + Printable(quoted) + '"';
 }
 
 }  // namespace internal

@@ -20,7 +20,8 @@ Result<LogLevel> ParseLogLevel(std::string_view text);
 namespace internal {
 bool LogEnabled(LogLevel level);
 void WriteLog(LogLevel level, std::string_view line);
-/// As it stands in a log line: quoted if it has a blank, quote, `=` or (escaped) control character.
+/// As it stands in a log line: quoted if it has a blank, quote, `=` or anything that is not
+/// printable (printable.h).
 std::string LogValue(std::string_view value);
 }  // namespace internal
 

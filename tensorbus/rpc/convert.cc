@@ -4,27 +4,21 @@
 #include <fmt/format.h>
 
 #include "tensorbus/base/malformed.h"
+#include "tensorbus/base/printable.h"
 #include "tensorbus/types/layout.h"
 
 namespace tensorbus::rpc {
 
-namespace {
-
-Status CheckName(std::string_view what, const std::string& name) {
+Status CheckName(std::string_view what, std::string_view name) {
   if (name.empty()) return Malformed(fmt::format("{} is empty", what));
   if (name.size() > kMaxIdentityBytes) {
     return Malformed(fmt::format("{} has {} bytes, at most {} are allowed", what, name.size(),
                                  kMaxIdentityBytes));
   }
-  for (const char c : name) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-      return Malformed(fmt::format("{} has a control character", what));
-    }
-  }
-  return {};
+  if (IsPrintable(name)) return {};
+  return Malformed(
+      fmt::format("{} has control characters or is not UTF-8: '{}'", what, Printable(name)));
 }
-
-}  // namespace
 
 proto::Rank ToProto(const RankIdentity& rank) {
   proto::Rank out;

@@ -17,15 +17,21 @@
 // Messages to plain values and back. What comes from a peer is checked here, once.
 namespace tensorbus::rpc {
 
-/// Most bytes of a channel's or job's name.
+/// Most bytes of the name of a channel, job, agent or host.
 inline constexpr std::size_t kMaxIdentityBytes = 256;
 /// Most replicas of one job.
 inline constexpr std::uint32_t kMaxReplicas = 65536;
 /// Greatest epoch of a channel: whoever goes on from it can still count.
 inline constexpr std::uint64_t kMaxChannelEpoch = std::uint64_t{1} << 62;
 
+/// Whether a channel, job, agent or host may be called so: 1 to kMaxIdentityBytes bytes, printable.
+/// `what` is for the message: "the channel's name".
+///
+/// Errors: kInvalidArgument/kMalformed.
+Status CheckName(std::string_view what, std::string_view name);
+
 proto::Rank ToProto(const RankIdentity& rank);
-/// Errors: kInvalidArgument/kMalformed naming the field: empty or overlong names, unknown role,
+/// Errors: kInvalidArgument/kMalformed naming the field: as CheckName(), unknown role,
 /// rank not below rank_count, a producer with a replica.
 Result<RankIdentity> FromProto(const proto::Rank& rank);
 

@@ -83,6 +83,23 @@ TEST_F(AgentFixture, EarlyGoNeedsNoSecondMessage) {
   EXPECT_EQ(targets[1]->CountWrong(2), 0U);
 }
 
+TEST_F(AgentFixture, RefusesWorkersOfNamesThatNobodyCouldRead) {
+  for (const char* name : {"", "\x1b[2J", "a\xc2\x9bK", "a\xff"}) {
+    for (const bool job : {false, true}) {
+      FakeWorker worker(agent->socket_path(), {.channel = job ? "policy" : name,
+                                               .job = job ? name : "trainer",
+                                               .role = Role::kProducer,
+                                               .replica = 0,
+                                               .rank = 0,
+                                               .rank_count = 1});
+      const Status status = worker.Connect();
+      EXPECT_THAT(status, IsStatus(Code::kInvalidArgument, Reason::kMalformed)) << name;
+      EXPECT_NE(status.message().find(job ? "the job's name" : "the channel's name"),
+                std::string::npos);
+    }
+  }
+}
+
 TEST_F(AgentFixture, WritesEveryAliasOfATiedWeight) {
   AddSource(0, 1, Rows(0, 64));
   auto& target = AddTarget(0, 1, Rows(0, 64));

@@ -15,6 +15,7 @@ TEST(Log, QuotesValuesThatWouldBreakTheLine) {
 TEST(Log, EscapesWhatATerminalWouldActOn) {
   EXPECT_EQ(internal::LogValue("a\r\x1b[2J\x7f"), "\"a\\x0d\\x1b[2J\\x7f\"");
   EXPECT_EQ(internal::LogValue("\t"), "\"\\x09\"");
+  EXPECT_EQ(internal::LogValue("\xc2\x9bK"), "\"\\u{009b}K\"");
   EXPECT_EQ(internal::LogValue("r\xc3\xa9sum\xc3\xa9"), "r\xc3\xa9sum\xc3\xa9") << "UTF-8 stays";
 }
 

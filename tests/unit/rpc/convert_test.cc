@@ -33,6 +33,8 @@ TEST(Convert, RefusesRanksThatCannotBe) {
   refuse([](proto::Rank& rank) { rank.set_channel(""); });
   refuse([](proto::Rank& rank) { rank.set_job(std::string(257, 'x')); });
   refuse([](proto::Rank& rank) { rank.set_job("two\nlines"); });
+  refuse([](proto::Rank& rank) { rank.set_job("clears\xc2\x9bK"); });
+  refuse([](proto::Rank& rank) { rank.set_channel("\xe2\x80\xaeturned"); });
   refuse([](proto::Rank& rank) { rank.set_role(0); });
   refuse([](proto::Rank& rank) { rank.set_role(3); });
   refuse([](proto::Rank& rank) { rank.set_rank_count(0); });

@@ -1,0 +1,53 @@
+#include "tensorbus/base/printable.h"
+
+#include <gtest/gtest.h>
+
+namespace tensorbus {
+namespace {
+
+TEST(Printable, LeavesTextOfAllKindsAsItIs) {
+  for (const char* text :
+       {"", "model.layers.0.mlp", "größer", "重み", "\xf0\x9f\x9a\x80", " \"=\\"}) {
+    EXPECT_TRUE(IsPrintable(text)) << text;
+    EXPECT_EQ(Printable(text), text);
+  }
+}
+
+TEST(Printable, ShowsWhatATerminalWouldActOn) {
+  const std::pair<std::string_view, const char*> kCases[] = {
+      {"a\x1b[2Jb", "a\\x1b[2Jb"},
+      {"\n\t\x7f", "\\n\\x09\\x7f"},
+      {std::string_view("\0", 1), "\\x00"},
+      {"\xc2\x9bK", "\\u{009b}K"},  // CSI in one character
+      {"\xc2\x85", "\\u{0085}"},
+      {"\xe2\x80\xa8\xe2\x80\xa9", "\\u{2028}\\u{2029}"},
+      {"\xe2\x80\xaegpj.exe", "\\u{202e}gpj.exe"},
+      {"\xe2\x80\xaa\xe2\x81\xa6\xe2\x81\xa9", "\\u{202a}\\u{2066}\\u{2069}"},
+      {"\xe2\x80\x8f\xd8\x9c", "\\u{200f}\\u{061c}"},
+  };
+  for (const auto& [text, shown] : kCases) {
+    EXPECT_FALSE(IsPrintable(text)) << shown;
+    EXPECT_EQ(Printable(text), shown);
+  }
+}
+
+TEST(Printable, ShowsTheBytesOfWhatIsNotUtf8) {
+  const std::pair<const char*, const char*> kCases[] = {
+      {"\x9bK", "\\x9bK"},                           // CSI of an eight-bit terminal
+      {"\xff", "\\xff"},                             // never in UTF-8
+      {"\xc3", "\\xc3"},                             // cut short
+      {"\xe2\x80", "\\xe2\\x80"},                    // cut short
+      {"\xc3(", "\\xc3("},                           // no continuation
+      {"\xc0\x9b", "\\xc0\\x9b"},                    // overlong
+      {"\xe0\x82\x9b", "\\xe0\\x82\\x9b"},           // overlong
+      {"\xed\xa0\x80", "\\xed\\xa0\\x80"},           // surrogate
+      {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"},  // beyond Unicode
+  };
+  for (const auto& [text, shown] : kCases) {
+    EXPECT_FALSE(IsPrintable(text)) << shown;
+    EXPECT_EQ(Printable(text), shown);
+  }
+}
+
+}  // namespace
+}  // namespace tensorbus
