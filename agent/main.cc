@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <array>
 #include <csignal>
 #include <cstdio>
 #include <fmt/format.h>
@@ -9,10 +10,12 @@
 #include <CLI/CLI.hpp>
 
 #include "agent/agent.h"
-#include "tensorbus/base/environment.h"
 #include "tensorbus/base/log.h"
 #include "tensorbus/base/mutex.h"
+#include "tensorbus/base/printable.h"
+#include "tensorbus/base/service_flags.h"
 #include "tensorbus/rpc/address.h"
+#include "tensorbus/rpc/convert.h"
 #include "tensorbus/transport/shm_transport.h"
 #include "tensorbus/transport/staging_budget.h"
 #include "tensorbus/transport/tcp_transport.h"
@@ -38,7 +41,6 @@ struct Flags {
   std::vector<uid_t> allow_uids;
   std::string metrics_listen;
   std::string log_level = "info";
-  bool print_config = false;
 };
 
 /// The secret of data connections: known once a daemon has said it. Thread-safe.
@@ -64,9 +66,22 @@ std::string HostName() {
   return name.data();
 }
 
+std::string CheckName(const std::string& text) {
+  if (text.empty()) return "";  // as if not given
+  return rpc::CheckName("the name", text).message();
+}
+
+/// Not by CLI11's Range, in which NaN is.
+std::string CheckBucketTimeout(const std::string& text) {
+  double value = 0;
+  if (CLI::detail::lexical_cast(text, value) && value >= 0.1 && value <= 3600) return "";
+  return fmt::format("'{}' is not a number of seconds from 0.1 to 3600", text);
+}
+
 void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--daemon", flags.daemon, "Where tensorbusd listens: unix:PATH or HOST:PORT")
       ->envname("TENSORBUS_DAEMON")
+      ->check([](const std::string& target) { return rpc::CheckTarget(target).message(); }, "")
       ->capture_default_str();
   app.add_option("--socket", flags.socket, "UNIX socket for the workers of this host")
       ->envname("TENSORBUS_AGENT_SOCKET")
@@ -79,10 +94,12 @@ void AddFlags(CLI::App& app, Flags& flags) {
                  "Host that other agents should connect to, when --data-listen is a wildcard")
       ->envname("TENSORBUS_DATA_ADVERTISE");
   app.add_option("--name", flags.name, "Name of this agent on the bus (default: HOST/PID)")
-      ->envname("TENSORBUS_AGENT_NAME");
+      ->envname("TENSORBUS_AGENT_NAME")
+      ->check(CheckName, "");
   app.add_option("--host", flags.host,
                  "Name of this host; agents that give the same are taken to be close")
-      ->envname("TENSORBUS_HOST");
+      ->envname("TENSORBUS_HOST")
+      ->check(CheckName, "");
   app.add_option("--staging-mib", flags.staging_mib, "Most memory for bytes on their way")
       ->envname("TENSORBUS_STAGING_MIB")
       ->check(CLI::Range(1U, 1U << 20))
@@ -103,23 +120,15 @@ void AddFlags(CLI::App& app, Flags& flags) {
   app.add_option("--bucket-timeout-s", flags.bucket_timeout_s,
                  "How long a worker may take to pack or unpack private memory once")
       ->envname("TENSORBUS_AGENT_BUCKET_TIMEOUT_S")
+      ->check(CheckBucketTimeout, "")
       ->capture_default_str();
   app.add_option("--metrics-listen", flags.metrics_listen, "HOST:PORT of the Prometheus page")
       ->envname("TENSORBUS_AGENT_METRICS_LISTEN");
   app.add_option("--log-level", flags.log_level, "debug, info, warn or error")
       ->envname("TENSORBUS_LOG_LEVEL")
+      ->check([](const std::string& text) { return ParseLogLevel(text).status().message(); }, "")
       ->capture_default_str();
-  app.add_flag("--print-config", flags.print_config, "Show the settings that result, and exit");
-  app.set_config("--config", "", "File with settings, one `flag=value` per line");
-}
-
-std::vector<EnvironmentFlag> EnvironmentFlags(const CLI::App& app) {
-  std::vector<EnvironmentFlag> flags;
-  for (const CLI::Option* option : app.get_options()) {
-    const std::string variable = option->get_envname();
-    if (!variable.empty()) flags.push_back({"--" + option->get_single_name(), variable});
-  }
-  return flags;
+  AddConfigFlags(app);
 }
 
 /// SIGTERM and SIGINT as a descriptor, blocked everywhere else; before any thread starts.
@@ -215,32 +224,11 @@ int Main(int argc, char** argv) {
                "tensorbus-agent");
   Flags flags;
   AddFlags(app, flags);
-  try {
-    std::vector<std::string> arguments = WithEnvironment(argc, argv, EnvironmentFlags(app));
-    std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
-    app.parse(std::move(arguments));
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
-  // Not by CLI11's Range, in which NaN is.
-  if (!(flags.bucket_timeout_s >= 0.1 && flags.bucket_timeout_s <= 3600)) {
-    fmt::print(stderr, "tensorbus-agent: --bucket-timeout-s: {} is not in 0.1 to 3600\n",
-               flags.bucket_timeout_s);
-    return 2;
-  }
-  if (flags.print_config) {
-    fmt::print("{}", app.config_to_str(true, false));
-    return 0;
-  }
-  const Result<LogLevel> level = ParseLogLevel(flags.log_level);
-  if (!level.ok()) {
-    fmt::print(stderr, "tensorbus-agent: --log-level: {}\n", level.status().message());
-    return 2;
-  }
-  InitLog("agent", *level);
+  if (const std::optional<int> end = ParseServiceFlags(app, argc, argv)) return *end;
+  InitLog("agent", ParseLogLevel(flags.log_level).value());
   const Status served = Serve(flags, signals);
   if (served.ok()) return 0;
-  fmt::print(stderr, "tensorbus-agent: {}\n", served.ToString());
+  fmt::print(stderr, "tensorbus-agent: {}\n", Printable(served.ToString()));
   return served.code() == Code::kInvalidArgument ? 2 : 1;
 }
 

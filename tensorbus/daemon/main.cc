@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cctype>
 #include <csignal>
 #include <cstdio>
@@ -6,8 +5,9 @@
 
 #include <CLI/CLI.hpp>
 
-#include "tensorbus/base/environment.h"
 #include "tensorbus/base/log.h"
+#include "tensorbus/base/printable.h"
+#include "tensorbus/base/service_flags.h"
 #include "tensorbus/daemon/daemon.h"
 #include "tensorbus/rpc/address.h"
 #include "tensorbus/rpc/grpc_log.h"
@@ -17,23 +17,26 @@ namespace {
 using tensorbus::Log;
 using tensorbus::LogLevel;
 
-/// Every option but those that say what to do has a variable: TENSORBUS_ and its name.
-std::vector<tensorbus::EnvironmentFlag> EnvironmentFlags(const CLI::App& app) {
-  std::vector<tensorbus::EnvironmentFlag> flags;
-  for (const CLI::Option* option : app.get_options()) {
+/// TENSORBUS_ and the flag's name.
+void NameVariables(CLI::App& app) {
+  for (CLI::Option* option : app.get_options()) {
     const std::string name = option->get_single_name();
     if (name == "help" || name == "print-config") continue;
     std::string variable = "TENSORBUS_";
     for (const char c : name) {
       variable += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
     }
-    flags.push_back({.flag = "--" + name, .variable = variable});
+    option->envname(variable);
   }
-  return flags;
+}
+
+/// "" is what --print-config shows for none.
+std::string CheckListen(const std::string& target) {
+  return target.empty() ? "" : tensorbus::rpc::CheckTarget(target).message();
 }
 
 int Fail(const tensorbus::Status& status) {
-  fmt::print(stderr, "tensorbusd: {}\n", status.message());
+  fmt::print(stderr, "tensorbusd: {}\n", tensorbus::Printable(status.message()));
   return status.code() == tensorbus::Code::kInvalidArgument ? 2 : 1;
 }
 
@@ -42,14 +45,14 @@ int Fail(const tensorbus::Status& status) {
 int main(int argc, char** argv) {
   tensorbus::daemon::DaemonOptions options;
   std::string log_level = "info";
-  bool print_config = false;
   CLI::App app{
-      "tensorbusd: the control plane of Tensorbus. Knows who is there, which versions exist and "
-      "which "
-      "sessions run; never touches tensor bytes."};
+      "The control plane of Tensorbus. Knows who is there, which versions exist and which sessions "
+      "run; never touches tensor bytes.",
+      "tensorbusd"};
   app.add_option("--listen", options.server.listen,
                  "Address to listen on, repeatable: unix:PATH or host:port (default: the socket in "
-                 "the user's runtime folder)");
+                 "the user's runtime folder)")
+      ->check(CheckListen, "");
   app.add_option("--token-file", options.server.token_file,
                  "Shared token that callers over TCP must show (mode 0600)");
   app.add_option("--tls-ca", options.server.ca_file, "mTLS: certificate of the CA of our callers");
@@ -59,24 +62,14 @@ int main(int argc, char** argv) {
                  "User that may connect to the UNIX socket besides root and ourselves, repeatable");
   app.add_option("--metrics-listen", options.metrics_listen,
                  "Serve Prometheus metrics at http://ADDRESS/metrics");
-  app.add_option("--log-level", log_level, "debug, info, warn or error")->capture_default_str();
-  app.add_flag("--print-config", print_config, "Show what flags, environment and --config come to");
-  app.set_config("--config", "", "Options from a TOML or INI file");
-  try {
-    std::vector<std::string> arguments =
-        tensorbus::WithEnvironment(argc, argv, EnvironmentFlags(app));
-    std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
-    app.parse(std::move(arguments));
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
-  if (print_config) {
-    fmt::print("{}", app.config_to_str(true));
-    return 0;
-  }
-  const tensorbus::Result<LogLevel> level = tensorbus::ParseLogLevel(log_level);
-  if (!level.ok()) return Fail(level.status());
-  tensorbus::InitLog("daemon", *level);
+  app.add_option("--log-level", log_level, "debug, info, warn or error")
+      ->check([](const std::string& t) { return tensorbus::ParseLogLevel(t).status().message(); },
+              "")
+      ->capture_default_str();
+  tensorbus::AddConfigFlags(app);
+  NameVariables(app);
+  if (const std::optional<int> end = tensorbus::ParseServiceFlags(app, argc, argv)) return *end;
+  tensorbus::InitLog("daemon", tensorbus::ParseLogLevel(log_level).value());
   tensorbus::rpc::RouteGrpcLog();
 
   // Signals are waited for below; threads started from here on inherit the mask.
@@ -86,6 +79,7 @@ int main(int argc, char** argv) {
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
 
+  std::erase(options.server.listen, "");
   if (options.server.listen.empty()) {
     const std::string dir = tensorbus::rpc::DefaultRuntimeDir();
     if (const auto status = tensorbus::rpc::EnsurePrivateDir(dir); !status.ok()) {

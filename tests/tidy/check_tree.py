@@ -43,7 +43,7 @@ ANYTHING = ("tests", "bench", "examples")
 
 # Third-party headers by prefix -> files or folders that may include them.
 RESTRICTED = {
-    "CLI/": re.compile(r"(^|/)main\.cc$|^tensorbus/cli/"),
+    "CLI/": re.compile(r"(^|/)main\.cc$|^tensorbus/cli/|^tensorbus/base/service_flags\."),
     "grpc": re.compile(r"^tensorbus/(rpc|daemon|device)/.*|\.cc$"),
     "google/protobuf": re.compile(r"^tensorbus/rpc/|\.cc$"),
     "cuda": re.compile(r"^tensorbus/device/"),
