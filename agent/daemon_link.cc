@@ -61,9 +61,16 @@ void DaemonLink::OnWelcome(const proto::Welcome& welcome) {
                                  welcome.protocol(), rpc::kControlProtocol),
                      Reason::kProtocolVersion);
   }
-  if (!refused.ok()) return Lost(refused);
+  if (!refused.ok()) {
+    if (!std::exchange(refused_, true))
+      Log(LogLevel::kError, "daemon_refused", {{"error", refused}});
+    told_ = true;
+    pause_ = options_.retry_max;  // it takes somebody to change that
+    return Lost(refused);
+  }
   ready_ = true;
   told_ = false;
+  refused_ = false;
   pause_ = options_.retry_min;
   Log(LogLevel::kInfo, "daemon_connected", {{"daemon", welcome.daemon()}});
   if (welcome.heartbeat_ms() != 0) {

@@ -17,7 +17,7 @@ using LinkFactory = std::function<std::unique_ptr<rpc::ControlLink>(
     Executor& executor, rpc::ControlLink::OnMessage on_message, rpc::ControlLink::OnLost on_lost)>;
 
 /// Keeps one stream to the daemon up: says hello, sends heartbeats, and opens the next one when it
-/// is lost, after a pause that grows with every failure.
+/// is lost, after a pause that grows with every failure and is the longest when the daemon refuses.
 ///
 /// Threads: confined to the executor.
 class DaemonLink {
@@ -64,7 +64,8 @@ class DaemonLink {
   std::unique_ptr<rpc::ControlLink> link_;
   std::uint64_t stream_ = 0;  ///< counts streams: what belongs to an older one is ignored
   bool ready_ = false;
-  bool told_ = false;  ///< this outage is in the log already
+  bool told_ = false;     ///< this outage is in the log already
+  bool refused_ = false;  ///< so is that the daemon does not want us
   Nanos pause_;
   std::shared_ptr<bool> alive_;
 };

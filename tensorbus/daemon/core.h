@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -88,8 +89,9 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
   struct Port {
     std::shared_ptr<rpc::AgentPort> port;
     std::string peer;
-    std::string agent;  ///< "" before Hello
+    std::string agent;  ///< "" before Welcome
     TimePoint last_heard;
+    std::optional<proto::Hello> waiting = {};  ///< for its name, which another stream has
   };
   struct Agent {
     std::string name;
@@ -114,6 +116,10 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
   // core_agents.cc: streams, Hello, silence, dispatch, questions to agents.
   void CheckSilence();
   void Greet(rpc::PortId id, const proto::Hello& hello);
+  void Refuse(rpc::PortId id, const Status& status);
+  void Admit(rpc::PortId id, const proto::Hello& hello);
+  void AwaitName(rpc::PortId id, const proto::Hello& hello);
+  void DecideName(rpc::PortId id, TimePoint asked);
   void Dispatch(Agent& agent, const proto::AgentMessage& message);
   void DropPort(rpc::PortId id, const Status& why);
   void AgentGone(const std::string& name, const Status& why);

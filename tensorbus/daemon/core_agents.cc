@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "tensorbus/base/log.h"
+#include "tensorbus/base/printable.h"
 #include "tensorbus/daemon/core.h"
 #include "tensorbus/rpc/convert.h"
 #include "tensorbus/rpc/protocol.h"
@@ -13,6 +14,8 @@ namespace {
 
 constexpr std::size_t kMaxEndpoints = 64;
 constexpr std::size_t kMaxEndpointBytes = 512;
+/// In which an agent says something, if it lives, before another may take its name.
+constexpr int kBeatsToKeepAName = 3;
 
 Status CheckHello(const proto::Hello& hello) {
   if (hello.protocol() != rpc::kControlProtocol) {
@@ -22,15 +25,16 @@ Status CheckHello(const proto::Hello& hello) {
                         hello.agent(), hello.protocol(), rpc::kControlProtocol),
             Reason::kProtocolVersion};
   }
-  bool fine = !hello.agent().empty() && hello.agent().size() <= rpc::kMaxIdentityBytes &&
-              hello.host().size() <= rpc::kMaxIdentityBytes &&
-              static_cast<std::size_t>(hello.endpoints_size()) <= kMaxEndpoints;
+  TB_RETURN_IF_ERROR(rpc::CheckName("the agent's name", hello.agent()));
+  if (!hello.host().empty()) {
+    TB_RETURN_IF_ERROR(rpc::CheckName("the host's name", hello.host()));
+  }
+  bool fine = static_cast<std::size_t>(hello.endpoints_size()) <= kMaxEndpoints;
   for (const std::string& endpoint : hello.endpoints()) {
-    fine = fine && endpoint.size() <= kMaxEndpointBytes;
+    fine = fine && endpoint.size() <= kMaxEndpointBytes && IsPrintable(endpoint);
   }
   if (fine) return {};
-  return {Code::kInvalidArgument, "a Hello without a name, or with names out of bounds",
-          Reason::kMalformed};
+  return {Code::kInvalidArgument, "a Hello with endpoints out of bounds", Reason::kMalformed};
 }
 
 }  // namespace
@@ -58,7 +62,7 @@ void Core::OnAttach(rpc::PortId port, std::shared_ptr<rpc::AgentPort> agent,
       Port{.port = std::move(agent), .peer = peer, .agent = {}, .last_heard = executor_.Now()});
   executor_.PostAfter(options_.hello_timeout, [this, port] {
     const auto found = ports_.find(port);
-    if (found == ports_.end() || !found->second.agent.empty()) return;
+    if (found == ports_.end() || !found->second.agent.empty() || found->second.waiting) return;
     DropPort(port, Status(Code::kDeadlineExceeded, "no Hello came", Reason::kPeerLost));
   });
   if (!silence_timer_) {
@@ -89,29 +93,33 @@ void Core::OnMessage(rpc::PortId port, const proto::AgentMessage& message) {
   metrics_.messages.Increment();
   found->second.last_heard = executor_.Now();
   if (found->second.agent.empty()) {
-    if (message.has_hello()) return Greet(port, message.hello());
-    return DropPort(port, Status(Code::kFailedPrecondition, "the first message was not Hello",
+    if (message.has_hello() && !found->second.waiting) return Greet(port, message.hello());
+    return DropPort(port, Status(Code::kFailedPrecondition,
+                                 "before Welcome an agent says one Hello and nothing else",
                                  Reason::kMalformed));
   }
   Dispatch(agents_.at(found->second.agent), message);
 }
 
 void Core::Greet(rpc::PortId id, const proto::Hello& hello) {
+  if (const Status status = CheckHello(hello); !status.ok()) return Refuse(id, status);
+  if (agents_.contains(hello.agent())) return AwaitName(id, hello);
+  Admit(id, hello);
+}
+
+void Core::Refuse(rpc::PortId id, const Status& status) {
   Port& port = ports_.at(id);
+  Log(LogLevel::kWarn, "agent_refused", {{"peer", port.peer}, {"error", status}});
   proto::Welcome welcome;
   welcome.set_protocol(rpc::kControlProtocol);
   welcome.set_daemon(options_.name);
-  if (const Status status = CheckHello(hello); !status.ok()) {
-    Log(LogLevel::kWarn, "agent_refused", {{"peer", port.peer}, {"error", status}});
-    *welcome.mutable_error() = rpc::ToProto(status);
-    port.port->Send(Wrap(&proto::DaemonMessage::mutable_welcome, std::move(welcome)));
-    return DropPort(id, status);
-  }
-  if (const auto old = agents_.find(hello.agent()); old != agents_.end()) {
-    // The same agent again: its old stream is dead, we just have not heard of it yet.
-    DropPort(old->second.port,
-             Status(Code::kUnavailable, "the agent attached anew", Reason::kPeerLost));
-  }
+  *welcome.mutable_error() = rpc::ToProto(status);
+  port.port->Send(Wrap(&proto::DaemonMessage::mutable_welcome, std::move(welcome)));
+  DropPort(id, status);
+}
+
+void Core::Admit(rpc::PortId id, const proto::Hello& hello) {
+  Port& port = ports_.at(id);
   port.agent = hello.agent();
   agents_.emplace(hello.agent(),
                   Agent{.name = hello.agent(),
@@ -120,6 +128,9 @@ void Core::Greet(rpc::PortId id, const proto::Hello& hello) {
                         .endpoints = {hello.endpoints().begin(), hello.endpoints().end()},
                         .port = id,
                         .ranks = {}});
+  proto::Welcome welcome;
+  welcome.set_protocol(rpc::kControlProtocol);
+  welcome.set_daemon(options_.name);
   welcome.set_data_token(options_.data_token);
   welcome.set_heartbeat_ms(static_cast<std::uint32_t>(
       std::chrono::duration_cast<std::chrono::milliseconds>(options_.heartbeat).count()));
@@ -127,6 +138,35 @@ void Core::Greet(rpc::PortId id, const proto::Hello& hello) {
   Log(LogLevel::kInfo, "agent_attached",
       {{"agent", hello.agent()}, {"host", hello.host()}, {"peer", port.peer}});
   UpdateGauges();
+}
+
+/// Either the same agent again, whose old stream is dead without our having heard of it yet, or
+/// another one that was given the same name. Whether the old one still beats tells them apart; if
+/// its end comes first, the name is free at once.
+void Core::AwaitName(rpc::PortId id, const proto::Hello& hello) {
+  ports_.at(id).waiting = hello;
+  executor_.PostAfter(options_.heartbeat * kBeatsToKeepAName,
+                      [this, id, asked = executor_.Now()] { DecideName(id, asked); });
+}
+
+void Core::DecideName(rpc::PortId id, TimePoint asked) {
+  const auto found = ports_.find(id);
+  if (found == ports_.end() || !found->second.waiting) return;
+  const Agent& holder = agents_.at(found->second.waiting->agent());
+  const Port& old = ports_.at(holder.port);
+  // What a dead one had said may have come in after the Hello, but not a beat later.
+  if (old.last_heard >= asked + options_.heartbeat) {
+    return Refuse(
+        id, Status(Code::kAlreadyExists,
+                   fmt::format("an agent named '{}' is attached already: process {} on host {}, "
+                               "from {}; give this one another --name, or stop that one",
+                               holder.name, holder.pid, holder.host, old.peer)));
+  }
+  DropPort(holder.port,
+           Status(Code::kUnavailable, "it was silent when an agent of its name attached",
+                  Reason::kPeerLost));
+  // Now whoever waited longest is in, which need not be us.
+  if (found->second.waiting) AwaitName(id, proto::Hello(*found->second.waiting));
 }
 
 void Core::Dispatch(Agent& agent, const proto::AgentMessage& message) {
@@ -208,6 +248,10 @@ void Core::AgentGone(const std::string& name, const Status& why) {
         Status(Code::kUnavailable, fmt::format("agent {} was lost", name), Reason::kPeerLost));
   }
   UpdateGauges();
+  for (auto& [id, port] : ports_) {
+    if (!port.waiting || port.waiting->agent() != name) continue;
+    return Admit(id, *std::exchange(port.waiting, std::nullopt));
+  }
 }
 
 void Core::SendTo(const std::string& agent, proto::DaemonMessage message) {
