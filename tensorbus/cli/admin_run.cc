@@ -7,6 +7,7 @@
 #include <thread>
 #include <unistd.h>
 
+#include "tensorbus/base/printable.h"
 #include "tensorbus/cli/admin_json.h"
 #include "tensorbus/cli/commands.h"
 #include "tensorbus/cli/html.h"
@@ -27,8 +28,8 @@ Nanos TimeoutOf(const AdminOptions& options) {
 }
 
 int Fail(const AdminOptions& options, const Status& status, std::ostream& out, std::ostream& err) {
-  if (options.json) out << ErrorJson(status).dump() << '\n';
-  err << Paint("error: ", Colour::kRed, Colourful(err)) << status.message() << '\n';
+  if (options.json) out << Dump(ErrorJson(status)) << '\n';
+  err << Paint("error: ", Colour::kRed, Colourful(err)) << Printable(status.message()) << '\n';
   return status.code() == Code::kInvalidArgument ? kExitUsage : kExitFailed;
 }
 
@@ -78,7 +79,7 @@ void PrintChannel(const proto::ChannelStatus& channel, bool colours, std::ostrea
     const std::string state = complete ? "registered" : "incomplete";
     table.Add({channel.producer_job(), "producer",
                fmt::format("{}/{}", channel.producer_ranks_size(), channel.producer_rank_count()),
-               Paint(state, complete ? Colour::kGreen : Colour::kRed, colours),
+               Cell(state, complete ? Colour::kGreen : Colour::kRed),
                VersionText(channel.latest_version()), "", "", ""});
   }
   for (const auto& replica : channel.replicas()) {
@@ -86,7 +87,7 @@ void PrintChannel(const proto::ChannelStatus& channel, bool colours, std::ostrea
     for (const auto& rank : replica.ranks()) waiting += rank.waiting() ? 1 : 0;
     table.Add({fmt::format("{} replica {}", replica.job(), replica.replica()), "consumer",
                fmt::format("{}/{}", replica.ranks_size(), replica.rank_count()),
-               Paint(replica.state(), ColourOf(replica.state()), colours),
+               Cell(replica.state(), ColourOf(replica.state())),
                VersionText(replica.live_version()), replica.flip(), replica.proof(),
                waiting == 0 ? "" : Count(waiting, "rank")});
   }
@@ -118,7 +119,7 @@ void PrintStatus(const proto::StatusReply& reply, std::ostream& err) {
                   fmt::format("{}/{} replica {}", session.channel(), session.target_job(),
                               session.replica()),
                   std::to_string(session.version()),
-                  Paint(session.state(), ColourOf(session.state()), colours),
+                  Cell(session.state(), ColourOf(session.state())),
                   fmt::format("{:.3f}", session.seconds()), HumanBytes(session.bytes()),
                   session.error().message()});
   }
@@ -169,7 +170,7 @@ int RunVersions(const AdminOptions& options, const std::string& channel, std::os
                for (const auto& version : reply.versions()) {
                  const bool gone = version.state() == "released";
                  table.Add({version.channel(), std::to_string(version.version()),
-                            Paint(version.state(), ColourOf(version.state()), Colourful(err)),
+                            Cell(version.state(), ColourOf(version.state())),
                             gone                 ? ""
                             : version.snapshot() ? "snapshot"
                                                  : "memory",
@@ -211,35 +212,35 @@ int RunExplain(const AdminOptions& options, const std::string& channel, const st
   proto::ExplainRequest request;
   request.set_channel(channel);
   request.set_tensor(tensor);
-  return Ask(
-      options, &rpc::AdminClient::Explain, request, out, err,
-      [&](const proto::ExplainReply& reply) {
-        const Status fault = rpc::FromProto(reply.error());
-        if (!fault.ok()) return Fail(options, fault, out, err);
-        if (options.json) {
-          out << ToJson(reply).dump() << '\n';
-          return kExitFine;
-        }
-        err << fmt::format("{}  {} [{}]\n", tensor, reply.dtype(), fmt::join(reply.shape(), ", "));
-        Table holders({"HELD BY", "BOXES"});
-        for (const auto& holder : reply.holders()) {
-          std::string boxes;
-          for (const auto& box : holder.boxes()) boxes += BoxText(box) + " ";
-          holders.Add(
-              {fmt::format("{} replica {} rank {}", holder.job(), holder.replica(), holder.rank()),
-               boxes});
-        }
-        holders.Print(err, "  ");
-        Table routes({"FROM RANK", "TO", "BOX", "BYTES"}, {3});
-        for (const auto& route : reply.routes()) {
-          routes.Add({std::to_string(route.source_rank()),
-                      fmt::format("{} replica {} rank {}", route.target_job(), route.replica(),
-                                  route.target_rank()),
-                      BoxText(route.box()), HumanBytes(route.bytes())});
-        }
-        if (!routes.empty()) routes.Print(err, "  ");
-        return kExitFine;
-      });
+  return Ask(options, &rpc::AdminClient::Explain, request, out, err,
+             [&](const proto::ExplainReply& reply) {
+               const Status fault = rpc::FromProto(reply.error());
+               if (!fault.ok()) return Fail(options, fault, out, err);
+               if (options.json) {
+                 out << ToJson(reply).dump() << '\n';
+                 return kExitFine;
+               }
+               err << fmt::format("{}  {} [{}]\n", Printable(tensor), Printable(reply.dtype()),
+                                  fmt::join(reply.shape(), ", "));
+               Table holders({"HELD BY", "BOXES"});
+               for (const auto& holder : reply.holders()) {
+                 std::string boxes;
+                 for (const auto& box : holder.boxes()) boxes += BoxText(box) + " ";
+                 holders.Add({fmt::format("{} replica {} rank {}", holder.job(), holder.replica(),
+                                          holder.rank()),
+                              boxes});
+               }
+               holders.Print(err, "  ");
+               Table routes({"FROM RANK", "TO", "BOX", "BYTES"}, {3});
+               for (const auto& route : reply.routes()) {
+                 routes.Add({std::to_string(route.source_rank()),
+                             fmt::format("{} replica {} rank {}", route.target_job(),
+                                         route.replica(), route.target_rank()),
+                             BoxText(route.box()), HumanBytes(route.bytes())});
+               }
+               if (!routes.empty()) routes.Print(err, "  ");
+               return kExitFine;
+             });
 }
 
 int RunWhoIsMissing(const AdminOptions& options, std::ostream& out, std::ostream& err) {
@@ -278,28 +279,29 @@ int RunVerify(const AdminOptions& options, const std::string& channel, std::uint
                                                 : Paint("DIFFERENT", Colour::kRed, colours),
                                   reply.version(), Count(reply.holder_count(), "rank"),
                                   Count(reply.tensor_count(), "tensor"), HumanBytes(reply.bytes()));
-               for (const auto& fault : reply.faults()) err << "  " << fault.message() << '\n';
+               for (const auto& fault : reply.faults()) {
+                 err << "  " << Printable(fault.message()) << '\n';
+               }
                return reply.equal() ? kExitFine : kExitFailed;
              });
 }
 
 int RunTrace(const AdminOptions& options, const std::string& path, std::ostream& out,
              std::ostream& err) {
-  return Ask(
-      options, &rpc::AdminClient::Trace, proto::TraceRequest(), out, err,
-      [&](const proto::TraceReply& reply) {
-        const Status written = WriteFile(ToTraceJson(reply).dump() + "\n", path);
-        if (!written.ok()) return Fail(options, written.Annotate("writing the trace"), out, err);
-        const Status fault = rpc::FromProto(reply.error());
-        if (!fault.ok()) return Fail(options, fault, out, err);
-        if (options.json) {
-          out << nlohmann::ordered_json{{"file", path}, {"events", reply.events_size()}}.dump()
-              << '\n';
-        }
-        err << fmt::format("{} in {}; open it at ui.perfetto.dev\n",
-                           Count(CountOf(reply.events()), "event"), path);
-        return kExitFine;
-      });
+  return Ask(options, &rpc::AdminClient::Trace, proto::TraceRequest(), out, err,
+             [&](const proto::TraceReply& reply) {
+               const Status written = WriteFile(ToTraceJson(reply).dump() + "\n", path);
+               if (!written.ok())
+                 return Fail(options, written.Annotate("writing the trace"), out, err);
+               const Status fault = rpc::FromProto(reply.error());
+               if (!fault.ok()) return Fail(options, fault, out, err);
+               if (options.json) {
+                 out << Dump({{"file", path}, {"events", reply.events_size()}}) << '\n';
+               }
+               err << fmt::format("{} in {}; open it at ui.perfetto.dev\n",
+                                  Count(CountOf(reply.events()), "event"), Printable(path));
+               return kExitFine;
+             });
 }
 
 }  // namespace tensorbus::cli

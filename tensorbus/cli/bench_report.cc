@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <iterator>
 
+#include "tensorbus/base/printable.h"
 #include "tensorbus/cli/table.h"
 
 namespace tensorbus::cli {
@@ -54,31 +55,30 @@ std::string Share(double ours, double theirs) {
   return theirs > 0 ? fmt::format("{:.2f}x", ours / theirs) : "";
 }
 
-std::vector<std::string> CeilingRow(const std::string& name, double gb_per_s, double ours,
-                                    const std::string& note) {
+std::vector<Cell> CeilingRow(const std::string& name, double gb_per_s, double ours,
+                             const std::string& note) {
   return {name, "", "", fmt::format("{:.2f}", gb_per_s), Share(ours, gb_per_s), "ceiling: " + note};
 }
 
 /// For what was timed lap by lap: ours or a peer.
-std::vector<std::string> TimedRow(const std::string& name, const BenchJson& timed,
-                                  const std::string& share, bool colours) {
+std::vector<Cell> TimedRow(const std::string& name, const BenchJson& timed,
+                           const std::string& share) {
   const bool verified = timed["verified"].get<bool>();
   return {name,
           Milliseconds(timed["seconds"]["median"].get<double>()),
           Milliseconds(timed["seconds"]["p95"].get<double>()),
           fmt::format("{:.2f}", timed["gb_per_s"].get<double>()),
           share,
-          verified ? Paint("verified", Colour::kGreen, colours)
-                   : Paint("NOT VERIFIED", Colour::kRed, colours)};
+          verified ? Cell("verified", Colour::kGreen) : Cell("NOT VERIFIED", Colour::kRed)};
 }
 
-Table RowsOf(const BenchJson& result, bool colours) {
+Table RowsOf(const BenchJson& result) {
   const double ours = result["gb_per_s"].get<double>();
   Table table({"", "median ms", "p95 ms", "GB/s", "we are", ""}, {1, 2, 3, 4});
-  table.Add(TimedRow("tensorbus", result, "", colours));
+  table.Add(TimedRow("tensorbus", result, ""));
   for (const auto& [name, peer] : result["peers"].items()) {
     if (peer["ran"].get<bool>()) {
-      table.Add(TimedRow(name, peer, Share(ours, peer["gb_per_s"].get<double>()), colours));
+      table.Add(TimedRow(name, peer, Share(ours, peer["gb_per_s"].get<double>())));
     } else {
       table.Add({name, "", "", "", "", "did not run: " + peer["why"].get<std::string>()});
     }
@@ -156,13 +156,13 @@ void PrintBench(const BenchJson& result, std::ostream& out) {
   const std::uint64_t replicas = result["replicas"].get<std::uint64_t>();
   out << fmt::format(
       "{}: {} tensors, {:.1f} MB, {} -> {}{}; {}, {}, proof {}, flip {}; {} refreshes\n",
-      result["workload"].get<std::string>(), result["tensors"].get<std::uint64_t>(),
+      Printable(result["workload"].get<std::string>()), result["tensors"].get<std::uint64_t>(),
       result["bytes"].get<double>() * 1e-6, result["source_ranks"].get<std::uint64_t>(),
       replicas == 1 ? "" : fmt::format("{} x ", replicas),
       result["target_ranks"].get<std::uint64_t>(), result["transport"].get<std::string>(),
       result["memory"].get<std::string>(), result["proof"].get<std::string>(),
       result["flip"].get<std::string>(), result["iterations"].get<std::uint64_t>());
-  RowsOf(result, Colourful(out)).Print(out, "  ");
+  RowsOf(result).Print(out, "  ");
   out << fmt::format(
       "  copying {} ms, accepting {} ms; trigger {:.2f} ms (p95 {:.2f}); first {} ms, register {} "
       "ms, prefault {} ms; source blocked {} ms; {:.3f} CPU s a refresh\n",

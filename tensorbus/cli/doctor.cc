@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tensorbus/cli/commands.h"
+#include "tensorbus/cli/plan_report.h"
 #include "tensorbus/cli/table.h"
 #include "tensorbus/rpc/address.h"
 #include "tensorbus/rpc/admin_client.h"
@@ -89,7 +90,6 @@ int RunDoctor(const DoctorOptions& options, std::ostream& out, std::ostream& err
   }
   std::uint64_t faults = 0;
   std::uint64_t warnings = 0;
-  const bool colours = Colourful(err);
   Table table({"CHECK", "", "FOUND", "REMEDY"});
   nlohmann::ordered_json checks = nlohmann::ordered_json::array();
   for (const Finding& finding : findings) {
@@ -98,7 +98,7 @@ int RunDoctor(const DoctorOptions& options, std::ostream& out, std::ostream& err
     const Colour colour = finding.level == Level::kFine      ? Colour::kGreen
                           : finding.level == Level::kWarning ? Colour::kYellow
                                                              : Colour::kRed;
-    table.Add({finding.name, Paint(LevelName(finding.level), colour, colours), finding.value,
+    table.Add({finding.name, Cell(std::string(LevelName(finding.level)), colour), finding.value,
                finding.remedy});
     checks.push_back({{"check", finding.name},
                       {"level", std::string(LevelName(finding.level))},
@@ -106,10 +106,7 @@ int RunDoctor(const DoctorOptions& options, std::ostream& out, std::ostream& err
                       {"remedy", finding.remedy}});
   }
   if (options.admin.json) {
-    out << nlohmann::ordered_json{{"faults", faults},
-                                  {"warnings", warnings},
-                                  {"checks", std::move(checks)}}
-               .dump()
+    out << Dump({{"faults", faults}, {"warnings", warnings}, {"checks", std::move(checks)}})
         << '\n';
   } else {
     table.Print(err);

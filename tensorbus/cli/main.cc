@@ -8,6 +8,7 @@
 #include "tensorbus/base/malformed.h"
 #include "tensorbus/cli/admin_json.h"
 #include "tensorbus/cli/commands.h"
+#include "tensorbus/cli/plan_report.h"
 
 namespace tensorbus::cli {
 namespace {
@@ -17,7 +18,7 @@ int BadUsage(const CLI::App& app, const CLI::ParseError& error,
              const std::vector<std::string>& words) {
   app.exit(error);
   if (std::find(words.begin(), words.end(), "--json") != words.end()) {
-    std::cout << ErrorJson(Malformed(error.what())).dump() << "\n";
+    std::cout << Dump(ErrorJson(Malformed(error.what()))) << "\n";
   }
   return kExitUsage;
 }
@@ -45,7 +46,7 @@ int main(int argc, char** argv) {
     if (unknown.empty()) return BadUsage(app, error, words);
     return BadUsage(app, CLI::ExtrasError(app.get_name(), unknown), words);
   } catch (const CLI::Success& help) {
-    return app.exit(help);
+    exit_code = app.exit(help);
   } catch (const CLI::ParseError& error) {
     return BadUsage(app, error, words);
   }

@@ -5,6 +5,8 @@
 #include <limits>
 #include <map>
 
+#include "tensorbus/base/printable.h"
+
 namespace tensorbus::cli {
 namespace {
 
@@ -106,7 +108,7 @@ OrderedJson ExplainToJson(const PlanReport& report, std::uint32_t tensor) {
 }
 
 void PrintExplanation(const OrderedJson& explanation, std::ostream& out) {
-  out << fmt::format("tensor '{}' {} {}\n", explanation["tensor"].get<std::string>(),
+  out << fmt::format("tensor '{}' {} {}\n", Printable(explanation["tensor"].get<std::string>()),
                      explanation["dtype"].get<std::string>(), explanation["shape"].dump());
   for (const OrderedJson& op : explanation["ops"]) {
     const bool relayed = op.contains("relay_from");

@@ -8,6 +8,8 @@
 #include <iterator>
 #include <optional>
 
+#include "tensorbus/base/printable.h"
+
 namespace tensorbus::cli {
 namespace {
 
@@ -153,7 +155,7 @@ void PrintTable(const std::vector<OrderedJson>& reports, std::ostream& out) {
     const double ratio =
         bound == 0 ? 1.0 : static_cast<double>(busiest) / static_cast<double>(bound);
     out << fmt::format(
-        "{:<44} {:>9} {:>8} {:>9} {:>7} {:>11} {:>11} {:>11} {:>7.3f} {:>9.1f}\n", LabelOf(report),
+        "{:<44} {:>9} {:>8} {:>9} {:>7} {:>11} {:>11} {:>11} {:>7.3f} {:>9.1f}\n", Printable(LabelOf(report)),
         fmt::format("{}->{}", number(report, "source_ranks"), number(report, "target_ranks")),
         number(report, "tensors"), number(report, "ops"), number(report, "rounds"),
         HumanBytes(number(report, "max_send_bytes")), HumanBytes(number(report, "max_recv_bytes")),

@@ -8,6 +8,7 @@
 #include "planner/near_names.h"
 #include "planner/topology.h"
 #include "tensorbus/base/malformed.h"
+#include "tensorbus/base/printable.h"
 #include "tensorbus/cli/commands.h"
 #include "tensorbus/cli/cost_file.h"
 #include "tensorbus/cli/html.h"
@@ -138,7 +139,7 @@ int RunPlan(const PlanOptions& options, std::ostream& out, std::ostream& err) {
   Planner planner(options, err);
   const Status status = planner.Run();
   if (!status.ok()) {
-    err << "tensorbusctl plan: " << status.message() << "\n";
+    err << "tensorbusctl plan: " << Printable(status.message()) << "\n";
     if (options.json) out << Dump(ErrorToJson(status, planner.fault())) << "\n";
     return ExitCodeFor(status);
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fmt/format.h>
 
+#include "tensorbus/base/printable.h"
 #include "tensorbus/cli/table.h"
 
 namespace tensorbus::cli {
@@ -95,15 +96,16 @@ void PrintPredictions(const std::vector<OrderedJson>& reports, std::ostream& out
   const OrderedJson& report = reports.front();
   for (const OrderedJson& bound : report["bounds"]) {
     out << fmt::format("  not below {:>10}: {}\n", SecondsText(bound["seconds"].get<double>()),
-                       bound["why"].get<std::string>());
+                       Printable(bound["why"].get<std::string>()));
   }
   out << "The last byte comes this way:\n";
   for (const OrderedJson& step : report["critical_path"]) {
     out << fmt::format(
-        "  {} -> {}  {}  from {} to {}, held by {}\n", step["from"].get<std::string>(),
-        step["to"].get<std::string>(), HumanBytes(step["bytes"].get<std::uint64_t>()),
+        "  {} -> {}  {}  from {} to {}, held by {}\n", Printable(step["from"].get<std::string>()),
+        Printable(step["to"].get<std::string>()), HumanBytes(step["bytes"].get<std::uint64_t>()),
         SecondsText(step["start_seconds"].get<double>()),
-        SecondsText(step["end_seconds"].get<double>()), step["held_by"].get<std::string>());
+        SecondsText(step["end_seconds"].get<double>()),
+        Printable(step["held_by"].get<std::string>()));
   }
 }
 

@@ -9,6 +9,7 @@
 
 #include "planner/near_names.h"
 #include "tensorbus/base/malformed.h"
+#include "tensorbus/base/printable.h"
 #include "tensorbus/cli/commands.h"
 #include "tensorbus/cli/html.h"
 #include "tensorbus/cli/plan_report.h"
@@ -169,12 +170,12 @@ int RunSimulate(const SimulateOptions& options, std::ostream& out, std::ostream&
   if (status.ok() && !options.html.empty())
     status = WriteFile(SimulatePage(simulator.reports()), options.html);
   if (!status.ok()) {
-    err << "tensorbusctl simulate: " << status.message() << "\n";
+    err << "tensorbusctl simulate: " << Printable(status.message()) << "\n";
     if (options.json) out << Dump(ErrorToJson(status, simulator.fault())) << "\n";
     return ExitCodeFor(status);
   }
   PrintPredictions(simulator.reports(), err);
-  for (const std::string& why : simulator.skipped()) err << "left out: " << why << "\n";
+  for (const std::string& why : simulator.skipped()) err << "left out: " << Printable(why) << "\n";
   if (options.json) {
     const bool all = options.transfer.scenario == "all";
     out << Dump(all ? OrderedJson{{"results", simulator.reports()},

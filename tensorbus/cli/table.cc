@@ -6,24 +6,17 @@
 #include <iostream>
 #include <unistd.h>
 
+#include "tensorbus/base/printable.h"
+
 namespace tensorbus::cli {
 
 namespace {
 
-/// Characters a terminal shows: UTF-8 continuation bytes and colour sequences take no room.
+/// Characters of printable text: UTF-8 continuation bytes take no room.
 std::size_t Width(std::string_view text) {
-  std::size_t width = 0;
-  bool escape = false;
-  for (const char c : text) {
-    if (escape) {
-      escape = c != 'm';
-    } else if (c == '\x1b') {
-      escape = true;
-    } else if ((static_cast<unsigned char>(c) & 0xC0) != 0x80) {
-      ++width;
-    }
-  }
-  return width;
+  return static_cast<std::size_t>(std::count_if(text.begin(), text.end(), [](char c) {
+    return (static_cast<unsigned char>(c) & 0xC0) != 0x80;
+  }));
 }
 
 }  // namespace
@@ -34,34 +27,42 @@ bool Colourful(const std::ostream& err) {
 }
 
 std::string Paint(std::string_view text, Colour colour, bool colourful) {
-  if (!colourful || colour == Colour::kPlain) return std::string(text);
+  if (!colourful || colour == Colour::kPlain) return Printable(text);
   const int code = colour == Colour::kBold     ? 1
                    : colour == Colour::kGreen  ? 32
                    : colour == Colour::kYellow ? 33
                                                : 31;
-  return fmt::format("\x1b[{}m{}\x1b[0m", code, text);
+  return fmt::format("\x1b[{}m{}\x1b[0m", code, Printable(text));
+}
+
+void Table::Add(std::vector<Cell> row) {
+  for (Cell& cell : row) cell.text = Printable(cell.text);
+  rows_.push_back(std::move(row));
 }
 
 void Table::Print(std::ostream& err, std::string_view indent) const {
+  const bool colours = Colourful(err);
+  std::vector<std::vector<Cell>> rows;
+  rows.emplace_back(header_.begin(), header_.end());
+  rows.insert(rows.end(), rows_.begin(), rows_.end());
   std::vector<std::size_t> widths;
-  const auto measure = [&](const std::vector<std::string>& row) {
+  for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
-    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], Width(row[i]));
-  };
-  measure(header_);
-  for (const auto& row : rows_) measure(row);
-  const auto print = [&](const std::vector<std::string>& row) {
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      widths[i] = std::max(widths[i], Width(row[i].text));
+    }
+  }
+  for (const auto& row : rows) {
     std::string line(indent);
     for (std::size_t i = 0; i < row.size(); ++i) {
-      const std::string pad(widths[i] - Width(row[i]), ' ');
+      const std::string pad(widths[i] - Width(row[i].text), ' ');
+      const std::string text = Paint(row[i].text, row[i].colour, colours);
       const bool right = std::find(right_.begin(), right_.end(), i) != right_.end();
-      line += (i == 0 ? "" : "  ") + (right ? pad + row[i] : row[i] + pad);
+      line += (i == 0 ? "" : "  ") + (right ? pad + text : text + pad);
     }
     line.erase(line.find_last_not_of(' ') + 1);
     err << line << '\n';
-  };
-  print(header_);
-  for (const auto& row : rows_) print(row);
+  }
 }
 
 std::string Count(std::uint64_t count, std::string_view what) {

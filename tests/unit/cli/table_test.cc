@@ -9,18 +9,34 @@ namespace {
 TEST(Table, AlignsTextLeftAndNumbersRight) {
   Table table({"NAME", "BYTES", "NOTE"}, {1});
   table.Add({"größer", "7", ""});
-  table.Add({Paint("a", Colour::kRed, true), "1234567", "seen"});
+  table.Add({Cell("a", Colour::kRed), "1234567", "seen"});
   std::ostringstream out;
   table.Print(out, "> ");
   EXPECT_EQ(out.str(),
             "> NAME      BYTES  NOTE\n"
             "> größer        7\n"
-            "> \x1b[31ma\x1b[0m       1234567  seen\n");
+            "> a       1234567  seen\n")
+      << "no colours in what is no terminal";
+}
+
+TEST(Table, ShowsWhatATerminalWouldActOn) {
+  Table table({"NAME", "NOTE"});
+  table.Add({"a\x1b[2J\xc2\x9b", "1"});
+  table.Add({"größer", "2"});
+  std::ostringstream out;
+  table.Print(out);
+  EXPECT_EQ(out.str(),
+            "NAME              NOTE\n"
+            "a\\x1b[2J\\u{009b}  1\n"
+            "größer            2\n");
 }
 
 TEST(Table, PaintsOnlyWhereThereAreColours) {
   EXPECT_EQ(Paint("x", Colour::kGreen, false), "x");
   EXPECT_EQ(Paint("x", Colour::kPlain, true), "x");
+  EXPECT_EQ(Paint("x", Colour::kRed, true), "\x1b[31mx\x1b[0m");
+  EXPECT_EQ(Paint("\x1b[1mx", Colour::kRed, true), "\x1b[31m\\x1b[1mx\x1b[0m");
+  EXPECT_EQ(Paint("\x1b[1mx", Colour::kRed, false), "\\x1b[1mx");
   std::ostringstream file;
   EXPECT_FALSE(Colourful(file));
 }
