@@ -10,7 +10,7 @@
 #include "tensorbus/base/printable.h"
 #include "tensorbus/cli/admin_json.h"
 #include "tensorbus/cli/commands.h"
-#include "tensorbus/cli/html.h"
+#include "tensorbus/cli/output_file.h"
 #include "tensorbus/cli/plan_report.h"
 #include "tensorbus/cli/table.h"
 #include "tensorbus/rpc/admin_client.h"

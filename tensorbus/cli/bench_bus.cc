@@ -2,15 +2,14 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <fmt/format.h>
-#include <fstream>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unordered_set>
 
 #include "tensorbus/base/malformed.h"
 #include "tensorbus/cli/bench_metrics.h"
+#include "tensorbus/cli/output_file.h"
 #include "tensorbus/cli/programs.h"
 
 namespace tensorbus::cli {
@@ -67,11 +66,7 @@ Result<std::string> WriteLayout(const Crew& crew, const std::string& name,
                                 const JobLayout& layout) {
   const std::string path = crew.folder() + "/" + name + ".layout";
   const std::vector<std::byte> bytes = Serialize(layout);
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file.write(reinterpret_cast<const char*>(bytes.data()),
-             static_cast<std::streamsize>(bytes.size()));
-  file.flush();
-  if (!file) return ErrnoStatus(errno != 0 ? errno : EIO, path);
+  TB_RETURN_IF_ERROR(WriteFile({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, path));
   return path;
 }
 

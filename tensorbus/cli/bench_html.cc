@@ -5,6 +5,7 @@
 
 #include "tensorbus/cli/bench_report.h"
 #include "tensorbus/cli/html.h"
+#include "tensorbus/cli/output_file.h"
 
 namespace tensorbus::cli {
 namespace {

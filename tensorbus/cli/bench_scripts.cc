@@ -5,7 +5,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include "tensorbus/cli/html.h"
+#include "tensorbus/cli/output_file.h"
 #include "tensorbus/cli/programs.h"
 #include "tensorbus/formats/layout_file.h"
 

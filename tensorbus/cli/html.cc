@@ -1,8 +1,6 @@
 #include "tensorbus/cli/html.h"
 
-#include <cerrno>
 #include <fmt/format.h>
-#include <fstream>
 
 namespace tensorbus::cli {
 namespace {
@@ -79,15 +77,6 @@ std::string PageHead(const std::string& title, const std::string& heading) {
 
 std::string PageTail() {
   return "</main></body></html>\n";
-}
-
-Status WriteFile(const std::string& text, const std::string& path) {
-  errno = 0;
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file << text;
-  file.flush();
-  if (!file) return ErrnoStatus(errno != 0 ? errno : EIO, path);
-  return {};
 }
 
 }  // namespace tensorbus::cli

@@ -2,8 +2,6 @@
 
 #include <string>
 
-#include "tensorbus/base/status.h"
-
 namespace tensorbus::cli {
 
 /// The parts that pages of this program share. Pages are self-contained: one file, no script from
@@ -16,8 +14,5 @@ std::string Fact(const std::string& value, const char* what);
 /// Everything up to the heading, and what closes the page.
 std::string PageHead(const std::string& title, const std::string& heading);
 std::string PageTail();
-
-/// Writes a whole file. Error: as the system says, naming the path.
-Status WriteFile(const std::string& text, const std::string& path);
 
 }  // namespace tensorbus::cli

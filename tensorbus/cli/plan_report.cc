@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <fmt/format.h>
-#include <fstream>
 #include <iterator>
 #include <optional>
 
 #include "tensorbus/base/printable.h"
+#include "tensorbus/cli/output_file.h"
 
 namespace tensorbus::cli {
 namespace {
@@ -155,7 +154,8 @@ void PrintTable(const std::vector<OrderedJson>& reports, std::ostream& out) {
     const double ratio =
         bound == 0 ? 1.0 : static_cast<double>(busiest) / static_cast<double>(bound);
     out << fmt::format(
-        "{:<44} {:>9} {:>8} {:>9} {:>7} {:>11} {:>11} {:>11} {:>7.3f} {:>9.1f}\n", Printable(LabelOf(report)),
+        "{:<44} {:>9} {:>8} {:>9} {:>7} {:>11} {:>11} {:>11} {:>7.3f} {:>9.1f}\n",
+        Printable(LabelOf(report)),
         fmt::format("{}->{}", number(report, "source_ranks"), number(report, "target_ranks")),
         number(report, "tensors"), number(report, "ops"), number(report, "rounds"),
         HumanBytes(number(report, "max_send_bytes")), HumanBytes(number(report, "max_recv_bytes")),
@@ -173,9 +173,7 @@ void PrintTable(const std::vector<OrderedJson>& reports, std::ostream& out) {
 }
 
 Status WriteOps(const PlanReport& report, const std::string& path) {
-  errno = 0;
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  if (!file) return ErrnoStatus(errno != 0 ? errno : EIO, path);
+  TB_ASSIGN_OR_RETURN(OutputFile file, OutputFile::Create(path));
   std::vector<std::string> names;
   for (const JobLayout::Tensor& tensor : report.transfer.target.tensors)
     names.push_back(Dump(tensor.spec.name));
@@ -187,14 +185,12 @@ Status WriteOps(const PlanReport& report, const std::string& path) {
     for (const CopyOp& op : planner::OpsOf(report.plan, route)) {
       AppendOp(names[op.tensor], op, round, &text);
       if (text.size() < kFlushBytes) continue;
-      file << text;
+      TB_RETURN_IF_ERROR(file.Write(text));
       text.clear();
     }
   }
-  file << text;
-  file.flush();
-  if (!file) return ErrnoStatus(errno != 0 ? errno : EIO, path);
-  return {};
+  TB_RETURN_IF_ERROR(file.Write(text));
+  return file.Finish();
 }
 
 }  // namespace tensorbus::cli

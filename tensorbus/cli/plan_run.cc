@@ -11,7 +11,7 @@
 #include "tensorbus/base/printable.h"
 #include "tensorbus/cli/commands.h"
 #include "tensorbus/cli/cost_file.h"
-#include "tensorbus/cli/html.h"
+#include "tensorbus/cli/output_file.h"
 #include "tensorbus/cli/plan_explain.h"
 #include "tensorbus/cli/plan_html.h"
 #include "tensorbus/cli/plan_report.h"

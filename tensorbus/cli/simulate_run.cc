@@ -11,7 +11,7 @@
 #include "tensorbus/base/malformed.h"
 #include "tensorbus/base/printable.h"
 #include "tensorbus/cli/commands.h"
-#include "tensorbus/cli/html.h"
+#include "tensorbus/cli/output_file.h"
 #include "tensorbus/cli/plan_report.h"
 #include "tensorbus/cli/plan_run.h"
 #include "tensorbus/cli/share_folder.h"
