@@ -19,6 +19,8 @@
 #include <unistd.h>
 #include <utility>
 
+#include "tensorbus/base/printable.h"
+
 namespace tensorbus::cli {
 namespace {
 
@@ -159,6 +161,27 @@ Result<Crew::Member> Crew::Start(const CrewSpec& spec) {
   return member;
 }
 
+Result<int> Crew::RunToEnd(const CrewSpec& spec, Nanos timeout) {
+  const TimePoint deadline = Clock::Real().Now() + timeout;
+  TB_ASSIGN_OR_RETURN(const Member member, Start(spec));
+  Process& process = processes_[member];
+  std::array<pollfd, 2> items = {{{signals_.get(), POLLIN, 0}, {process.pidfd.get(), POLLIN, 0}}};
+  Status failed;
+  while (failed.ok() && items[1].revents == 0) {
+    const int ready = ::poll(items.data(), items.size(), MillisecondsLeft(deadline));
+    failed = ReadSignal();
+    if (failed.ok() && ready == 0) {
+      failed = Status(Code::kDeadlineExceeded, spec.name + " did not end in time");
+    }
+  }
+  if (!failed.ok()) ::kill(process.pid, SIGKILL);
+  int status = 0;
+  ::waitpid(process.pid, &status, 0);
+  process.pid = -1;
+  if (!failed.ok()) return failed;
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
 std::string Crew::LogPath(Member member) const {
   std::string file = processes_[member].name;
   std::replace_if(
@@ -175,7 +198,8 @@ std::string Crew::LogTails() const {
       lines.push_back(std::move(line));
       if (lines.size() > kTailLines) lines.erase(lines.begin());
     }
-    for (const std::string& line : lines) text += fmt::format("  [{}] {}\n", name(m), line);
+    for (const std::string& line : lines)
+      text += fmt::format("  [{}] {}\n", name(m), Printable(line));
   }
   return text;
 }
@@ -208,8 +232,8 @@ Status Crew::CheckAlive() {
 Status Crew::ReadSignal() {
   signalfd_siginfo info = {};
   if (::read(signals_.get(), &info, sizeof info) != static_cast<ssize_t>(sizeof info)) return {};
-  return {Code::kCancelled, fmt::format("stopped by signal {}", info.ssi_signo),
-          Reason::kCancelled};
+  return {Code::kCancelled, fmt::format("stopped by signal {}", info.ssi_signo), Reason::kCancelled,
+          static_cast<std::int64_t>(info.ssi_signo)};
 }
 
 Status Crew::Send(Member member, const BenchMessage& message) {

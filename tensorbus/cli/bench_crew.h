@@ -25,8 +25,9 @@ struct CrewSpec {
 /// The processes of one benchmark and their runtime folder. Whatever happens (a failure, SIGINT,
 /// this process killed), they end with it, and only they.
 ///
-/// SIGINT and SIGTERM are blocked while a Crew exists and come back as kCancelled from whatever
-/// waits. Confined to the thread that made it; one at a time.
+/// SIGINT, SIGTERM and SIGHUP are blocked while a Crew exists and come back as kCancelled, with the
+/// signal's number as native(), from whatever waits. Confined to the thread that made it; one at a
+/// time.
 class Crew {
  public:
   /// Index of a process.
@@ -43,6 +44,11 @@ class Crew {
   const std::string& folder() const { return folder_; }
 
   Result<Member> Start(const CrewSpec& spec);
+  /// Runs a program that ends by itself; one that does not in time, or when we are to stop, is
+  /// killed. Its exit status, 128 and more if a signal ended it.
+  ///
+  /// Errors: kDeadlineExceeded; kCancelled.
+  Result<int> RunToEnd(const CrewSpec& spec, Nanos timeout);
   Status Send(Member member, const BenchMessage& message);
 
   /// One reply of each of `members`, in their order.

@@ -79,7 +79,7 @@ Status PeerTeam::StartHand(const std::string& kind, const Workload& workload) {
 }
 
 Status PeerTeam::StartScript(const std::string& kind, const Workload& workload) {
-  TB_ASSIGN_OR_RETURN(const ScriptPeer script, PrepareScriptPeer(*crew_, kind, workload));
+  TB_ASSIGN_OR_RETURN(const ScriptPeer script, PrepareScriptPeer(*crew_, kind, workload, timeout_));
   for (std::uint32_t p = 0; p < script.process_count; ++p) {
     const bool is_source = p < workload.source.rank_count;
     CrewSpec spec;
@@ -127,7 +127,8 @@ Result<PeerTeam> PeerTeam::Start(Crew& crew, const std::string& kind, const Work
   }
   if (started.ok()) started = team.Introduce();
   if (!started.ok()) {
-    team.Stop();
+    // Who is cancelled stops everything, and faster.
+    if (started.code() != Code::kCancelled) team.Stop();
     return started;
   }
   team.setup_seconds_ = Seconds(Clock::Real().Now() - start);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <fcntl.h>
 #include <filesystem>
 #include <fmt/format.h>
 #include <optional>
@@ -11,12 +10,14 @@
 #include <unistd.h>
 
 #include "tensorbus/base/malformed.h"
-#include "tensorbus/base/unique_fd.h"
+#include "tensorbus/base/printable.h"
 #include "tensorbus/cli/bench_peers.h"
 #include "tensorbus/cli/bench_report.h"
 #include "tensorbus/cli/bench_stats.h"
 #include "tensorbus/cli/bench_worker.h"
 #include "tensorbus/cli/commands.h"
+#include "tensorbus/cli/output_file.h"
+#include "tensorbus/cli/plan_report.h"
 
 namespace tensorbus::cli {
 namespace {
@@ -63,21 +64,17 @@ std::vector<std::string> WantedPeers(const std::vector<std::string>& asked) {
   return wanted;
 }
 
-/// That a file or folder can be made where one is asked for: not found out after the measuring.
-Status CheckWritable(const std::string& flag, const std::string& path, bool folder) {
-  namespace fs = std::filesystem;
-  if (path.empty()) return {};
-  std::error_code error;
-  if (folder) {
-    fs::create_directories(path, error);
-    if (!error && ::access(path.c_str(), W_OK | X_OK) == 0) return {};
-    return ErrnoStatus(error ? error.value() : errno, fmt::format("{} {}", flag, path));
+/// That the file and the folder can be made where they are asked for: not found out after the
+/// measuring.
+Status CheckWritable(const BenchOptions& options) {
+  if (!options.html.empty()) {
+    TB_RETURN_IF_ERROR(OutputFile::Create(options.html).status().Annotate("--html"));
   }
-  const bool there = fs::exists(path, error);
-  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644));
-  if (!file.valid()) return ErrnoStatus(errno, fmt::format("{} {}", flag, path));
-  if (!there) ::unlink(path.c_str());
-  return {};
+  if (options.log_dir.empty()) return {};
+  std::error_code error;
+  std::filesystem::create_directories(options.log_dir, error);
+  if (!error && ::access(options.log_dir.c_str(), W_OK | X_OK) == 0) return {};
+  return ErrnoStatus(error ? error.value() : errno, "--log-dir " + options.log_dir);
 }
 
 Status CheckPeers(const std::vector<std::string>& asked) {
@@ -100,8 +97,7 @@ Status CheckOptions(const BenchOptions& options) {
   TB_RETURN_IF_ERROR(ParseFlipMode(options.bus.flip).status());
   if (!options.fault.empty()) TB_RETURN_IF_ERROR(ParseInjection(options.fault).status());
   TB_RETURN_IF_ERROR(CheckPeers(options.peers));
-  TB_RETURN_IF_ERROR(CheckWritable("--html", options.html, false));
-  return CheckWritable("--log-dir", options.log_dir, true);
+  return CheckWritable(options);
 }
 
 Status CheckFits(const Workload& workload, const BenchOptions& options, const HostInfo& host) {
@@ -153,7 +149,7 @@ class BenchSession {
     result_.memory_note = team.memory_note();
     TB_ASSIGN_OR_RETURN(CeilingTeam ceilings,
                         CeilingTeam::Start(crew_, workload_, options_.bus.timeout));
-    StartPeers();
+    TB_RETURN_IF_ERROR(StartPeers());
     TB_RETURN_IF_ERROR(Measure(team, ceilings));
     result_.worker_rss_bytes_peak = team.PeakRssBytes();
     result_.rss_bytes_peak = bus.PeakRssBytes(crew_);
@@ -175,12 +171,14 @@ class BenchSession {
     progress_.Show(fmt::format("{}: {}", workload_.name, what));
   }
 
-  void StartPeers() {
+  /// A peer that does not start is left out, and the report says why. Error: kCancelled.
+  Status StartPeers() {
     for (const std::string& name : WantedPeers(options_.peers)) {
       Show("starting " + name);
       PeerResult peer;
       peer.name = name;
       auto team = PeerTeam::Start(crew_, name, workload_, options_.bus.timeout);
+      if (!team.ok() && team.status().code() == Code::kCancelled) return team.status();
       peer.ran = team.ok();
       if (!team.ok()) peer.why = team.status().message();
       peers_.emplace_back();
@@ -190,6 +188,7 @@ class BenchSession {
       }
       result_.peers.push_back(std::move(peer));
     }
+    return {};
   }
 
   /// One lap of everything, then the next: what disturbs the machine disturbs all alike.
@@ -268,19 +267,26 @@ class BenchSession {
 };
 
 /// Keeps what the processes wrote, for whoever asked for it.
-void KeepLogs(const Crew& crew, const std::string& log_dir, const std::string& workload) {
-  if (log_dir.empty()) return;
+Status KeepLogs(const Crew& crew, const std::string& log_dir, const std::string& workload) {
+  if (log_dir.empty()) return {};
   namespace fs = std::filesystem;
   std::error_code error;
   std::string name = workload;
   std::replace(name.begin(), name.end(), '/', '-');
   const fs::path folder = fs::path(log_dir) / name;
   fs::create_directories(folder, error);
-  for (const auto& entry : fs::directory_iterator(crew.folder(), error)) {
-    if (entry.path().extension() != ".log") continue;
-    fs::copy_file(entry.path(), folder / entry.path().filename(),
-                  fs::copy_options::overwrite_existing, error);
+  if (error) return ErrnoStatus(error.value(), folder.string());
+  for (fs::directory_iterator at(crew.folder(), error), end; !error && at != end;
+       at.increment(error)) {
+    if (at->path().extension() != ".log") continue;
+    const fs::path kept = folder / at->path().filename();
+    fs::copy_file(at->path(), kept, fs::copy_options::overwrite_existing, error);
+    if (!error) continue;
+    const Status failed = ErrnoStatus(error.value(), kept.string());
+    fs::remove(kept, error);  // half a log misleads
+    return failed;
   }
+  return error ? ErrnoStatus(error.value(), crew.folder()) : Status();
 }
 
 Result<BenchJson> RunOne(const BenchOptions& options, const Workload& workload, std::ostream& err) {
@@ -294,20 +300,21 @@ Result<BenchJson> RunOne(const BenchOptions& options, const Workload& workload, 
       status.code() == Code::kDeadlineExceeded || status.reason() == Reason::kPeerLost;
   if (silence) err << crew.LogTails();
   crew.StopAll();
-  KeepLogs(crew, options.log_dir, workload.name);
-  if (!status.ok()) return status.Annotate("workload " + workload.name);
+  const Status kept = KeepLogs(crew, options.log_dir, workload.name)
+                          .Annotate("the logs could not be kept in --log-dir");
+  if (!status.ok()) {
+    if (!kept.ok()) err << "tensorbusctl bench: " << Printable(kept.message()) << "\n";
+    return status.Annotate("workload " + workload.name);
+  }
   BenchJson report = session.Report();
   PrintBench(report, err);
+  if (!kept.ok()) return kept;
   return report;
-}
-
-std::string Dump(const BenchJson& json) {
-  return json.dump(-1, ' ', false, BenchJson::error_handler_t::replace);
 }
 
 int Fail(const BenchOptions& options, const Status& status, int exit_code, std::ostream& out,
          std::ostream& err) {
-  err << "tensorbusctl bench: " << status.message() << "\n";
+  err << "tensorbusctl bench: " << Printable(status.message()) << "\n";
   if (options.json) {
     BenchJson answer;
     answer["error"]["code"] = CodeName(status.code());
@@ -322,6 +329,13 @@ int Fail(const BenchOptions& options, const Status& status, int exit_code, std::
 int ExitCodeFor(const Status& status) {
   const bool usage = status.code() == Code::kInvalidArgument || status.code() == Code::kNotFound;
   return usage ? kExitUsage : kExitFailed;
+}
+
+/// As a shell says it of who is ended by a signal; we have ended the processes first.
+int ExitCodeAfterRun(const Status& status) {
+  constexpr int kSignalled = 128;
+  const bool stopped = status.code() == Code::kCancelled && status.native() > 0;
+  return stopped ? kSignalled + static_cast<int>(status.native()) : kExitFailed;
 }
 
 }  // namespace
@@ -343,7 +357,9 @@ int RunBench(const BenchOptions& options, std::ostream& out, std::ostream& err) 
   std::vector<BenchJson> reports;
   for (const Workload& workload : *workloads) {
     auto report = RunOne(options, workload, err);
-    if (!report.ok()) return Fail(options, report.status(), kExitFailed, out, err);
+    if (!report.ok()) {
+      return Fail(options, report.status(), ExitCodeAfterRun(report.status()), out, err);
+    }
     reports.push_back(*std::move(report));
   }
   if (!options.html.empty()) {

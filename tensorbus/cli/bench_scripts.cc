@@ -26,9 +26,9 @@ std::string FindScript() {
   });
 }
 
-std::string FindPython() {
+Result<std::string> FindPython() {
   const char* named = std::getenv("TENSORBUS_PYTHON");  // NOLINT(concurrency-mt-unsafe)
-  if (named != nullptr && *named != 0) return named;
+  if (named != nullptr && *named != 0) return std::string(named);
   const char* venv = std::getenv("VIRTUAL_ENV");  // NOLINT(concurrency-mt-unsafe)
   if (venv != nullptr && *venv != 0) return std::string(venv) + "/bin/python";
   const std::string near = FindUpwards([](const fs::path& folder) -> std::string {
@@ -40,30 +40,30 @@ std::string FindPython() {
     return "";
   });
   if (!near.empty()) return near;
-  const auto on_path = FindProgram("python3");
-  return on_path.ok() ? *on_path : "";
+  return FindProgram("python3");
 }
 
-/// Whether this Python can import torch.distributed; asked of it, once a run.
-bool HasTorch(const std::string& python) {
-  const std::string command =
-      fmt::format("'{}' -c 'import torch.distributed, numpy' >/dev/null 2>&1 </dev/null", python);
-  return std::system(command.c_str()) == 0;  // NOLINT(concurrency-mt-unsafe)
+/// Asked of it: error kUnavailable when it cannot import torch.distributed and numpy.
+Status CheckPython(Crew& crew, const std::string& python, Nanos timeout) {
+  const CrewSpec check = {.name = "python with torch",
+                          .argv = {python, "-c", "import torch.distributed, numpy"},
+                          .speaks = false};
+  TB_ASSIGN_OR_RETURN(const int status, crew.RunToEnd(check, timeout));
+  if (status == 0) return {};
+  return {Code::kUnavailable,
+          fmt::format("no Python with torch and numpy ({} has not); scripts/setup makes one, or "
+                      "name one with $TENSORBUS_PYTHON",
+                      python)};
 }
 
 }  // namespace
 
-Result<ScriptPeer> PrepareScriptPeer(const Crew& crew, const std::string& kind,
-                                     const Workload& workload) {
+Result<ScriptPeer> PrepareScriptPeer(Crew& crew, const std::string& kind, const Workload& workload,
+                                     Nanos timeout) {
   const std::string script = FindScript();
   if (script.empty()) return Status(Code::kUnavailable, std::string(kScript) + " is not installed");
-  const std::string python = FindPython();
-  if (python.empty() || python.find('\'') != std::string::npos || !HasTorch(python)) {
-    return Status(Code::kUnavailable,
-                  fmt::format("no Python with torch and numpy ({} has not); scripts/setup makes "
-                              "one, or name one with $TENSORBUS_PYTHON",
-                              python.empty() ? "python3" : python));
-  }
+  TB_ASSIGN_OR_RETURN(const std::string python, FindPython());
+  TB_RETURN_IF_ERROR(CheckPython(crew, python, timeout));
   const std::string stem = crew.folder() + "/" + kind;
   TB_RETURN_IF_ERROR(WriteFile(formats::WriteLayoutFile(workload.source), stem + "-source.json"));
   TB_RETURN_IF_ERROR(WriteFile(formats::WriteLayoutFile(workload.target), stem + "-target.json"));

@@ -19,8 +19,9 @@ struct ScriptPeer {
 ///
 /// The script is bench/peers/torch_peer.py in the source tree, share/tensorbus/bench when
 /// installed. Python is $TENSORBUS_PYTHON, else the one beside this program or in a .venv above
-/// it, else python3. Errors: kUnavailable saying what is missing.
-Result<ScriptPeer> PrepareScriptPeer(const Crew& crew, const std::string& kind,
-                                     const Workload& workload);
+/// it, else python3; whether it has what it needs is asked of it, within `timeout`. Errors:
+/// kUnavailable saying what is missing; kCancelled.
+Result<ScriptPeer> PrepareScriptPeer(Crew& crew, const std::string& kind, const Workload& workload,
+                                     Nanos timeout);
 
 }  // namespace tensorbus::cli

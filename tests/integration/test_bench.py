@@ -175,7 +175,7 @@ def test_page_with_chart(scratch: Path, tmp_path: Path) -> None:
     (["--memory", "disk"], "mapped"),
     (["--fault", "rain"], "stray-write, damage, dead-source, dead-target"),
     (["--peers", "hand-shm,nope"], "no peer 'nope'; known are hand-shm, hand-cma, gather-broadcast, gloo-p2p, gloo-bucket and all"),
-    (["--html", "/nowhere/page.html"], "--html /nowhere/page.html"),
+    (["--html", "/nowhere/page.html"], "--html: /nowhere/page.html"),
     (["--log-dir", "/proc/nowhere"], "--log-dir /proc/nowhere"),
     (["--timeout", "nan"], "'nan' is not a number of seconds"),
     (["--iterations", "0"], "--iterations"),
@@ -208,10 +208,10 @@ def children_of(pid: int) -> dict[int, list[str]]:
     return found
 
 
-def running(scratch: Path, until: str) -> tuple[subprocess.Popen, dict[int, list[str]]]:
+def running(scratch: Path, *arguments: str, until: str, **variables: str) -> tuple[subprocess.Popen, dict[int, list[str]]]:
     """A benchmark that goes on until it is ended, with a process of which the command line holds `until`."""
-    process = subprocess.Popen(command("--workload", "large", "--scale", "64", "--iterations", "100000", "--timeout", "20", "--json"),
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(scratch),
+    process = subprocess.Popen(command("--workload", "large", "--scale", "64", "--iterations", "100000", "--timeout", "20", "--json", *arguments),
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**environment(scratch), **variables},
                                stdin=subprocess.DEVNULL)
     deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
@@ -251,9 +251,35 @@ def test_interrupt_ends_everything(scratch: Path, sent: signal.Signals) -> None:
     process, children = running(scratch, until="tensorbus-bench-peer ceiling")
     process.send_signal(sent)
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 1, err
+    assert process.returncode == 128 + sent, err
     assert "signal" in json.loads(out)["error"]["message"]
     assert_all_ended(list(children))
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stage", ["asked for torch", "setting up"])
+def test_interrupt_while_python_peers_start_ends_everything(scratch: Path, tmp_path: Path, sent: signal.Signals, stage: str) -> None:
+    # Its folder has a name that a shell would trip over.
+    folder = tmp_path / "it's python"
+    folder.mkdir()
+    python = folder / "python"
+    python.write_text("#!/bin/sh\n" + ("[ $1 = -c ] && exit 0\n" if stage == "setting up" else "") + "exec sleep 100\n")
+    python.chmod(0o755)
+    process, children = running(scratch, "--peers", "gloo-p2p", until="sleep 100", TENSORBUS_PYTHON=str(python))
+    began = time.monotonic()
+    process.send_signal(sent)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + sent, err
+    assert "signal" in json.loads(out)["error"]["message"]
+    assert time.monotonic() - began < 6, "it waited for a peer"
+    assert_all_ended(list(children))
+
+
+def test_logs_that_cannot_be_kept_are_a_failure(scratch: Path, tmp_path: Path) -> None:
+    (tmp_path / "logs" / "large" / "000-tensorbusd.log").mkdir(parents=True)  # stands for a full disk
+    answer, said = bench(scratch, "--workload", "large", "--scale", "64", "--iterations", "1", "--log-dir", str(tmp_path / "logs"), status=1)
+    assert "000-tensorbusd.log" in said and "--log-dir" in answer["error"]["message"]
+    assert "GB/s" in said, "the figures are shown all the same"
 
 
 def test_killed_bench_takes_its_processes_along(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 #include <csignal>
 #include <filesystem>
+#include <fstream>
 #include <gtest/gtest.h>
 
 #include "tensorbus/cli/programs.h"
@@ -72,6 +73,34 @@ TEST(BenchCrew, SignalsComeBackAsCancelled) {
   ::raise(SIGINT);
   EXPECT_THAT(crew.Await([] { return false; }, In(20s), "nothing"),
               IsStatus(Code::kCancelled, Reason::kCancelled));
+}
+
+TEST(BenchCrew, RunsAProgramToItsEnd) {
+  ASSERT_OK_AND_ASSIGN(Crew crew, Crew::Create());
+  ASSERT_OK_AND_ASSIGN(const int fine, crew.RunToEnd(Shell("exit 0"), 20s));
+  EXPECT_EQ(fine, 0);
+  ASSERT_OK_AND_ASSIGN(const int failed, crew.RunToEnd(Shell("exit 7"), 20s));
+  EXPECT_EQ(failed, 7);
+  ASSERT_OK_AND_ASSIGN(const int killed, crew.RunToEnd(Shell("kill -9 $$"), 20s));
+  EXPECT_EQ(killed, 128 + SIGKILL);
+  EXPECT_OK(crew.Await([] { return true; }, In(20s), "nothing")) << "its end is no loss";
+  EXPECT_THAT(crew.RunToEnd(Shell("exec sleep 100"), 50ms).status(),
+              IsStatus(Code::kDeadlineExceeded, Reason::kNone));
+}
+
+TEST(BenchCrew, ASignalEndsTheProgramThatRunsToItsEnd) {
+  ASSERT_OK_AND_ASSIGN(Crew crew, Crew::Create());
+  const std::string note = crew.folder() + "/pid";
+  const CrewSpec spec = Shell("echo $$ > " + note + "; kill -TERM $PPID; exec sleep 100");
+  const TimePoint begin = Clock::Real().Now();
+  const Status status = crew.RunToEnd(spec, 60s).status();
+  EXPECT_THAT(status, IsStatus(Code::kCancelled, Reason::kCancelled));
+  EXPECT_EQ(status.native(), SIGTERM);
+  EXPECT_LT(Clock::Real().Now() - begin, 30s);
+  pid_t pid = 0;
+  std::ifstream(note) >> pid;
+  ASSERT_GT(pid, 0);
+  EXPECT_EQ(::kill(pid, 0), -1);
 }
 
 TEST(BenchCrew, KeepsTheLastWords) {
