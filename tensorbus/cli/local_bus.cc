@@ -1,18 +1,20 @@
 #include "tensorbus/cli/local_bus.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fstream>
 #include <functional>
 #include <ostream>
 #include <poll.h>
-#include <spawn.h>
 #include <sys/file.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -21,13 +23,13 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tensorbus/base/printable.h"
 #include "tensorbus/base/unique_fd.h"
 #include "tensorbus/cli/admin_json.h"
 #include "tensorbus/cli/commands.h"
+#include "tensorbus/cli/plan_report.h"
 #include "tensorbus/rpc/address.h"
 #include "tensorbus/rpc/admin_client.h"
-
-extern char** environ;
 
 namespace tensorbus::cli {
 
@@ -120,48 +122,60 @@ Status Stop(const ProcessMark& mark, Steady::time_point deadline) {
   return {Code::kDeadlineExceeded, fmt::format("process {} does not end", mark.pid)};
 }
 
+/// Between fork and exec: nothing but system calls. Until `gate` says so nobody could stop us with
+/// `down`; if our parent ends before, so do we.
+[[noreturn]] void BecomeService(char* const* argv, int parents_end, int gate, int nothing,
+                                int log) {
+  ::close(parents_end);
+  ::setsid();
+  sigset_t none;
+  sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+  char go = 0;
+  if (::read(gate, &go, 1) != 1) ::_exit(EXIT_FAILURE);
+  if (::dup2(nothing, 0) < 0 || ::dup2(log, 1) < 0 || ::dup2(log, 2) < 0) ::_exit(EXIT_FAILURE);
+  ::close_range(3, ~0U, CLOSE_RANGE_CLOEXEC);  // no pipe of our caller stays open
+  ::execve(argv[0], argv, environ);
+  const char* const why = ::strerrordesc_np(errno);
+  ::_exit(::write(2, why, std::strlen(why)) < 0 ? 126 : 127);
+}
+
 Result<ProcessMark> Start(const Service& service, const LocalOptions& options) {
   const Paths paths{options.runtime_dir};
   const std::string program = options.bin_dir + "/" + service.program;
   if (::access(program.c_str(), X_OK) != 0) {
     return ErrnoStatus(errno, fmt::format("{} is not there or cannot be run", program));
   }
-  const std::string log = paths.Of(service, ".log");
+  const std::string log_path = paths.Of(service, ".log");
   std::vector<std::string> texts = {program};
   texts.insert(texts.end(), service.arguments.begin(), service.arguments.end());
   std::vector<char*> argv;
   for (std::string& text : texts) argv.push_back(text.data());
   argv.push_back(nullptr);
 
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_t attributes;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawnattr_init(&attributes);
-  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_addopen(&actions, 1, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
-  posix_spawn_file_actions_adddup2(&actions, 1, 2);
-  posix_spawn_file_actions_addclosefrom_np(&actions, 3);  // no pipe of our caller stays open
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK);
-  sigset_t none;
-  sigemptyset(&none);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  pid_t pid = 0;
-  const int failed =
-      ::posix_spawn(&pid, program.c_str(), &actions, &attributes, argv.data(), environ);
-  posix_spawn_file_actions_destroy(&actions);
-  posix_spawnattr_destroy(&attributes);
-  if (failed != 0) return ErrnoStatus(failed, "starting " + program);
+  const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const UniqueFd log(::open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+  if (!nothing.valid() || !log.valid()) return ErrnoStatus(errno, "opening " + log_path);
+  std::array<int, 2> pair = {-1, -1};
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair.data()) != 0) {
+    return ErrnoStatus(errno, "socketpair");
+  }
+  UniqueFd ours(pair[0]);
+  UniqueFd theirs(pair[1]);
+  const pid_t pid = ::fork();
+  if (pid == 0) BecomeService(argv.data(), ours.get(), theirs.get(), nothing.get(), log.get());
+  if (pid < 0) return ErrnoStatus(errno, "starting " + program);
+  theirs.reset();
   const std::optional<ProcessMark> mark = MarkOf(pid);
-  if (!mark) {
-    return Status(Code::kUnavailable,
-                  fmt::format("{} ended at once: {}", service.program, LastLine(log)),
-                  Reason::kNotRunning);
+  const Status written = mark ? WritePidFile(paths.Of(service, ".pid"), *mark) : Status();
+  if (!mark || !written.ok()) {
+    ours.reset();  // which ends it
+    ::waitpid(pid, nullptr, 0);
+    TB_RETURN_IF_ERROR(written);
+    return Status(Code::kUnavailable, service.program + " ended at once", Reason::kNotRunning);
   }
-  if (Status written = WritePidFile(paths.Of(service, ".pid"), *mark); !written.ok()) {
-    // Without the file no `down` would find it.
-    TB_RETURN_IF_ERROR(Stop(*mark, Steady::now()));
-    return written;
-  }
+  // If it is gone already, waiting for its answer says so.
+  static_cast<void>(::send(ours.get(), "", 1, MSG_NOSIGNAL));
   return *mark;
 }
 
@@ -200,9 +214,9 @@ Status Await(const Service& service, const Paths& paths, const ProcessMark& mark
 
 int Report(const LocalOptions& options, const Status& status, const nlohmann::ordered_json& result,
            std::ostream& out, std::ostream& err) {
-  if (options.json) out << (status.ok() ? result : ErrorJson(status)).dump() << '\n';
+  if (options.json) out << Dump(status.ok() ? result : ErrorJson(status)) << '\n';
   if (status.ok()) return kExitFine;
-  err << "error: " << status.message() << '\n';
+  err << "error: " << Printable(status.message()) << '\n';
   return status.code() == Code::kInvalidArgument ? kExitUsage : kExitFailed;
 }
 
@@ -299,7 +313,10 @@ Status WritePidFile(const std::string& path, const ProcessMark& mark) {
   std::ofstream file(fresh, std::ios::trunc);
   file << mark.pid << ' ' << mark.start_ticks << '\n';
   file.close();
-  if (!file) return {Code::kUnavailable, "cannot write " + fresh};
+  if (!file) {
+    ::unlink(fresh.c_str());
+    return {Code::kUnavailable, "cannot write " + fresh};
+  }
   if (::rename(fresh.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, "renaming " + fresh);
   return {};
 }
