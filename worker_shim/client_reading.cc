@@ -14,6 +14,17 @@ namespace {
 
 using wire::MessageType;
 
+/// An answer that says how it went, and of which version.
+template <typename Message>
+Result<Outcome> OutcomeOfVersion(const wire::Frame& frame) {
+  Message message;
+  TB_RETURN_IF_ERROR(Answered(frame, message));
+  Outcome outcome;
+  outcome.status = message.status;
+  outcome.version = message.version;
+  return outcome;
+}
+
 Result<Outcome> OutcomeOf(const wire::Frame& frame) {
   Outcome outcome;
   switch (frame.type) {
@@ -28,13 +39,10 @@ Result<Outcome> OutcomeOf(const wire::Frame& frame) {
       outcome.status = outcome.registered.status;
       return outcome;
     }
-    case MessageType::kReleased: {
-      wire::Released message;
-      TB_RETURN_IF_ERROR(Answered(frame, message));
-      outcome.status = message.status;
-      outcome.version = message.version;
-      return outcome;
-    }
+    case MessageType::kReleased:
+      return OutcomeOfVersion<wire::Released>(frame);
+    case MessageType::kClaimed:
+      return OutcomeOfVersion<wire::Claimed>(frame);
     case MessageType::kUpdated: {
       wire::Updated message;
       TB_RETURN_IF_ERROR(Answered(frame, message));
@@ -45,13 +53,6 @@ Result<Outcome> OutcomeOf(const wire::Frame& frame) {
       outcome.seconds = message.seconds;
       outcome.copy_seconds = message.copy_seconds;
       outcome.digest = message.digest;
-      return outcome;
-    }
-    case MessageType::kClaimed: {
-      wire::Claimed message;
-      TB_RETURN_IF_ERROR(Answered(frame, message));
-      outcome.status = message.status;
-      outcome.version = message.version;
       return outcome;
     }
     default:
