@@ -162,7 +162,8 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
 
   // core_ranks.cc: who registers where, generations of a producer, leaving.
   Status Register(Agent& agent, const Registering& registering, const RankSummary& summary);
-  Status RaiseEpoch(Channel& channel, std::uint64_t heard);
+  Result<ChannelEpoch> RaisedEpoch(const Channel& channel,
+                                   const proto::RegisterRank& message) const;
   Status RegisterProducer(Agent& agent, Channel& channel, RankState rank,
                           const proto::RegisterRank& message);
   Status RegisterConsumer(Channel& channel, RankState rank, const proto::RegisterRank& message);

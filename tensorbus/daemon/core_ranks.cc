@@ -82,7 +82,6 @@ Status Core::Register(Agent& agent, const Registering& registering, const RankSu
   channel.used = executor_.Now();
   // It may have been here before.
   if (fresh) channel.epoch = forgotten_epoch_;
-  TB_RETURN_IF_ERROR(RaiseEpoch(channel, std::max(message.known_epoch(), message.seen_epoch())));
   TB_RETURN_IF_ERROR(identity.role == Role::kProducer
                          ? RegisterProducer(agent, channel, std::move(rank), message)
                          : RegisterConsumer(channel, std::move(rank), message));
@@ -92,16 +91,16 @@ Status Core::Register(Agent& agent, const Registering& registering, const RankSu
 
 // A daemon that starts knows no epoch, and agents refuse those below what they have heard of. What
 // began in this life is newer than anything an agent remembers from another.
-Status Core::RaiseEpoch(Channel& channel, std::uint64_t heard) {
+Result<ChannelEpoch> Core::RaisedEpoch(const Channel& channel,
+                                       const proto::RegisterRank& message) const {
+  const std::uint64_t heard = std::max(message.known_epoch(), message.seen_epoch());
   if (heard > rpc::kMaxChannelEpoch) {
-    return {Code::kInvalidArgument,
-            fmt::format("a rank of channel {} registered with epoch {}", channel.name, heard),
-            Reason::kMalformed};
+    return Status(Code::kInvalidArgument,
+                  fmt::format("a rank of channel {} registered with epoch {}", channel.name, heard),
+                  Reason::kMalformed);
   }
-  if (heard > channel.epoch.value) {
-    channel.epoch = ChannelEpoch{heard + (channel.producer.fresh ? 1 : 0)};
-  }
-  return {};
+  if (heard <= channel.epoch.value) return channel.epoch;
+  return ChannelEpoch{heard + (channel.producer.fresh ? 1 : 0)};
 }
 
 Status Core::RegisterProducer(Agent& agent, Channel& channel, RankState rank,
@@ -121,6 +120,7 @@ Status Core::RegisterProducer(Agent& agent, Channel& channel, RankState rank,
   const auto holder = producer.ranks.find(identity.rank);
   if (producer.job == identity.job && holder != producer.ranks.end()) return Taken(holder->second);
 
+  TB_ASSIGN_OR_RETURN(const ChannelEpoch epoch, RaisedEpoch(channel, message));
   const ProcessMark mark{.host = agent.host, .pid = rank.pid, .layout_hash = rank.layout_hash};
   const bool same_job = producer.job == identity.job && producer.rank_count == identity.rank_count;
   const auto marked = producer.marks.find(identity.rank);
@@ -128,16 +128,26 @@ Status Core::RegisterProducer(Agent& agent, Channel& channel, RankState rank,
   const bool same_process = used && rank.pid != 0 && marked->second == mark;
   const std::uint64_t known = message.known_epoch();
   const bool came_back =
-      known != 0 && known == channel.epoch.value && (same_job || producer.ranks.empty());
+      known != 0 && known == epoch.value && (same_job || producer.ranks.empty());
   if (known != 0 && !came_back && !same_process) {
     return {Code::kFailedPrecondition,
             fmt::format("{} belongs to epoch {} of channel {}, which is over (now {}); restart all "
                         "ranks of the job",
-                        who, known, channel.name, channel.epoch.value),
+                        who, known, channel.name, epoch.value),
             Reason::kStaleVersion};
   }
-  if (came_back || same_process) {
-    if (producer.job != identity.job || producer.rank_count != identity.rank_count) {
+  const bool returns = came_back || same_process;
+  if (!returns && !same_job && !producer.ranks.empty() &&
+      producer.ranks.size() < producer.rank_count && producer.marks.size() < producer.rank_count) {
+    return {Code::kInvalidArgument,
+            fmt::format("{} says the job has {} ranks, the ranks before it said {}; start all with "
+                        "the same number",
+                        who, identity.rank_count, producer.rank_count),
+            Reason::kLayoutMismatch};
+  }
+  channel.epoch = epoch;
+  if (returns) {
+    if (!same_job) {
       producer = Producer{};
       producer.job = identity.job;
       producer.rank_count = identity.rank_count;
@@ -145,13 +155,6 @@ Status Core::RegisterProducer(Agent& agent, Channel& channel, RankState rank,
     rank.published = Version{message.live_version()};
     rank.republish = rank.published;
     channel.newest = std::max(channel.newest, rank.published);
-  } else if (!same_job && !producer.ranks.empty() && producer.ranks.size() < producer.rank_count &&
-             producer.marks.size() < producer.rank_count) {
-    return {Code::kInvalidArgument,
-            fmt::format("{} says the job has {} ranks, the ranks before it said {}; start all with "
-                        "the same number",
-                        who, identity.rank_count, producer.rank_count),
-            Reason::kLayoutMismatch};
   } else if (!same_job || used || producer.ranks.empty()) {
     BeginGeneration(channel, identity, who + " registered anew");
   }
@@ -184,6 +187,7 @@ Status Core::RegisterConsumer(Channel& channel, RankState rank,
                               const proto::RegisterRank& message) {
   const RankIdentity identity = rank.identity;
   const std::string who = identity.ToString();
+  TB_RETURN_IF_ERROR(RaisedEpoch(channel, message).status());
   if (!KnownFlip(message.flip()) || message.proof() < 1 || message.proof() > 4 ||
       static_cast<std::size_t>(message.leave_out_size()) > kMaxLeaveOut) {
     return {Code::kInvalidArgument, who + " registered with an unknown flip mode or proof",

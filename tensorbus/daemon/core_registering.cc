@@ -101,8 +101,9 @@ void Core::EndRegistering(const RankKey& key, const Status& status) {
   const proto::RegisterRank& message = *registering.message;
   if (status.ok()) {
     if (key.role == Role::kConsumer) {
-      // Numbers never go back, also when they are remembered by the engines only.
+      // Numbers never go back, also when they are remembered by the engines only; nor do epochs.
       Channel& channel = channels_.at(key.channel);
+      channel.epoch = RaisedEpoch(channel, message).value();
       channel.newest = std::max(channel.newest, Version{message.live_version()});
     }
     ReconcileLater(key.channel);

@@ -555,6 +555,36 @@ TEST_F(VersionSim, RefusesAnEpochBeyondCounting) {
   EXPECT_EQ(world_.worker("trainer", 0).epoch, 1U);
 }
 
+TEST_F(VersionSim, ARegistrationThatIsRefusedRaisesNoEpoch) {
+  Start();
+  const auto epoch = [this] {
+    std::uint64_t now = 0;
+    world_.core->GetStatus(
+        {}, [&](const Result<proto::StatusReply>& reply) { now = reply->channels(0).epoch(); });
+    return now;
+  };
+  World::JobOptions seen;
+  seen.seen_epoch = 9;
+  EXPECT_THAT(Registered(seen, Role::kProducer, 0, 1, "rival"),
+              IsStatus(Code::kAlreadyExists, Reason::kSecondPublisher));
+  EXPECT_EQ(epoch(), 1U);
+  World::JobOptions misfit = seen;
+  misfit.flip = static_cast<FlipMode>(7);
+  EXPECT_THAT(Registered(misfit), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  EXPECT_EQ(epoch(), 1U);
+  // One that is refused only when it is put together with the others of its replica.
+  EXPECT_OK(Registered({}, Role::kConsumer, 0, 2));
+  World::JobOptions partial = seen;
+  partial.change = [](RankLayout& layout) {
+    const Range part[] = {{.lo = 600, .hi = World::kElements}};
+    layout.tensors[0].boxes = {Box(std::span<const Range>(part))};
+  };
+  EXPECT_FALSE(Registered(partial, Role::kConsumer, 1, 2).ok());
+  EXPECT_EQ(epoch(), 1U);
+  EXPECT_OK(Registered(seen, Role::kConsumer, 1, 2));
+  EXPECT_EQ(epoch(), 10U);
+}
+
 // ---- what fits
 
 TEST_F(VersionSim, NamesATensorTheChannelDoesNotHave) {
