@@ -84,6 +84,10 @@ struct Rank {
   bool wants_receipts = false;
   std::map<Version, PublishReceipts> receipts;  ///< of `published` and of snapshots
   std::map<Version, std::shared_ptr<const MemoryAccess>> snapshots;
+  /// How these were published, for a daemon that does not know them.
+  std::map<Version, wire::Publish> publishes;
+  /// A publish whose end nobody heard: the daemon may or may not have accepted it.
+  Version unanswered;
   /// Memory of a dropped snapshot, kept so that the next one needs no fresh pages.
   std::shared_ptr<const MemoryAccess> spare_snapshot;
 
@@ -92,6 +96,11 @@ struct Rank {
 
   std::string Name() const { return identity.ToString(); }
   bool is_producer() const { return identity.role == Role::kProducer; }
+  /// Whether live memory is what was published last, and nobody was told that it may change.
+  bool holds_published() const {
+    return published.value != 0 && write_count() == write_count_at_publish &&
+           page->released_version.load(std::memory_order_relaxed) < published.value;
+  }
   std::uint64_t write_count() const { return page->write_count.load(std::memory_order_acquire); }
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fmt/format.h>
 
+#include "agent/piece_work.h"
 #include "agent/session.h"
 #include "agent/worker_desk_internal.h"
 #include "tensorbus/base/log.h"
@@ -39,6 +40,16 @@ void BeginSegments(Rank& rank) {
   if (rank.segments.has_value()) return;
   rank.segments.emplace(rank.is_producer() ? Mapping::Access::kRead : Mapping::Access::kReadWrite);
   rank.attach_failure = {};
+}
+
+/// A producer that published through another agent, which is gone: what that knew of it.
+void TakeReturn(Rank& rank, const wire::Return& back) {
+  rank.epoch = back.epoch;
+  rank.published = back.published;
+  rank.unanswered = back.publishing;
+  if (back.held.version.value == 0 || back.held.policy == wire::SlowConsumer::kSnapshot) return;
+  rank.publishes[back.held.version] = back.held;
+  rank.write_count_at_publish = back.write_count;
 }
 
 }  // namespace
@@ -237,6 +248,7 @@ void WorkerDesk::OnRegister(Worker& worker, wire::Frame frame) {
   joining.flip = asked->flip;
   joining.proof = asked->proof;
   joining.leave_out = asked->leave_out;
+  if (joining.is_producer()) TakeReturn(joining, asked->back);
   worker.register_request = frame.request;
   worker.register_deadline = executor_.Now() + options_.daemon_wait;
   CheckOnPool(worker, *std::move(asked));
@@ -302,15 +314,38 @@ void WorkerDesk::RegistrationChecked(ConnectionId connection, Result<CheckedRegi
   if (!checked.ok()) {
     return AnswerRegistered(*worker, checked.status().Annotate(rank.Name()), {});
   }
-  rank.pieces = std::move(checked->pieces);
-  if (checked->memory != nullptr) rank.memory = std::move(checked->memory);
-  rank.shadow = std::move(checked->shadow);
-  rank.layout = std::move(checked->layout);
-  worker->register_seconds = checked->register_seconds;
-  worker->prefault_seconds = checked->prefault_seconds;
-  worker->register_limit = executor_.Now() + options_.register_wait;
-  AwaitRegistered(*worker);
-  if (host_.daemon_ready()) RegisterAtDaemon(*worker);
+  const auto held = rank.publishes.find(rank.published);
+  if (held == rank.publishes.end() || !held->second.receipts) {
+    return JoinDaemon(*worker, *std::move(checked));
+  }
+  // Those that were made at publish went with the agent that made them.
+  const auto kept = std::make_shared<CheckedRegistration>(*std::move(checked));
+  DigestPieces({pool_, executor_}, kept->pieces,
+               kept->memory != nullptr ? kept->memory : rank.memory,
+               [this, alive = alive_, connection, kept](Result<std::vector<DigestSum>> sums) {
+                 if (!*alive) return;
+                 IfThere(connection, [this, kept, &sums](Worker& at) {
+                   if (at.closing) return;
+                   if (!sums.ok()) {
+                     return AnswerRegistered(at, sums.status().Annotate("receipts"), {});
+                   }
+                   at.rank->receipts[at.rank->published].pieces = *std::move(sums);
+                   JoinDaemon(at, std::move(*kept));
+                 })();
+               });
+}
+
+void WorkerDesk::JoinDaemon(Worker& worker, CheckedRegistration checked) {
+  Rank& rank = *worker.rank;
+  rank.pieces = std::move(checked.pieces);
+  if (checked.memory != nullptr) rank.memory = std::move(checked.memory);
+  rank.shadow = std::move(checked.shadow);
+  rank.layout = std::move(checked.layout);
+  worker.register_seconds = checked.register_seconds;
+  worker.prefault_seconds = checked.prefault_seconds;
+  worker.register_limit = executor_.Now() + options_.register_wait;
+  AwaitRegistered(worker);
+  if (host_.daemon_ready()) RegisterAtDaemon(worker);
 }
 
 // A daemon that is not there is soon given up; one that is may take its time.
@@ -336,9 +371,11 @@ void WorkerDesk::GiveUpRegistering(Worker& worker) {
   AnswerRegistered(worker, late, {});
 }
 
-void WorkerDesk::LeaveAtDaemon(const Rank& rank, bool on_purpose, const std::string& why) {
+void WorkerDesk::LeaveAtDaemon(const Rank& rank, bool on_purpose, const std::string& why,
+                               bool returns) {
   proto::AgentMessage message;
   *message.mutable_leave_rank()->mutable_rank() = rpc::ToProto(rank.identity);
+  message.mutable_leave_rank()->set_returns(returns);
   message.mutable_leave_rank()->set_on_purpose(on_purpose);
   message.mutable_leave_rank()->set_why(why);
   host_.SendToDaemon(std::move(message));
@@ -349,7 +386,7 @@ void WorkerDesk::LeaveAtDaemon(const Rank& rank, bool on_purpose, const std::str
 void WorkerDesk::RegisterAnew(Worker& worker, const std::string& why) {
   if (!host_.daemon_ready()) return;  // it will be said when the daemon is back
   worker.rank->registered = false;
-  LeaveAtDaemon(*worker.rank, false, why);
+  LeaveAtDaemon(*worker.rank, false, why, /*returns=*/true);
   RegisterAtDaemon(worker);
 }
 
@@ -370,6 +407,16 @@ void WorkerDesk::RegisterAtDaemon(Worker& worker) {
   out.set_live_version(rank.is_producer() ? rank.published.value : rank.live_version.value);
   out.set_dirty(rank.dirty);
   out.set_pid(static_cast<std::uint32_t>(worker.peer.pid));
+  const bool publishing = worker.publish.has_value() && worker.publish->sent;
+  out.set_publishing((publishing ? worker.publish->publish.version : rank.unanswered).value);
+  for (const auto& [version, publish] : rank.publishes) {
+    if (!rank.snapshots.contains(version) && !rank.holds_published()) continue;
+    proto::HeldVersion& held = *out.add_held();
+    held.set_version(version.value);
+    held.set_policy(static_cast<std::uint32_t>(publish.policy));
+    held.set_min_replicas(publish.min_replicas);
+    held.set_keep_last(publish.keep_last);
+  }
   host_.SendToDaemon(std::move(message));
 }
 

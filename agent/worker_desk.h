@@ -170,10 +170,13 @@ class WorkerDesk {
   void CheckOnPool(const Worker& worker, wire::Register asked);
   void OnBucketDone(Worker& worker, const wire::Frame& frame);
   void RegistrationChecked(ConnectionId connection, Result<CheckedRegistration> checked);
+  void JoinDaemon(Worker& worker, CheckedRegistration checked);
   void RegisterAtDaemon(Worker& worker);
   void AwaitRegistered(Worker& worker);
   void GiveUpRegistering(Worker& worker);
-  void LeaveAtDaemon(const Rank& rank, bool on_purpose, const std::string& why);
+  /// `returns`: it is registered again right after.
+  void LeaveAtDaemon(const Rank& rank, bool on_purpose, const std::string& why,
+                     bool returns = false);
   void RegisterAnew(Worker& worker, const std::string& why);
   void AnswerRegistered(Worker& worker, const Status& status, ChannelEpoch epoch);
   void Leave(Worker& worker, bool on_purpose, const std::string& why);

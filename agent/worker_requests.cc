@@ -211,6 +211,7 @@ void WorkerDesk::GiveUpPublishing(Worker& worker) {
                                 Seconds(options_.publish_wait)),
                     Reason::kBusy);
   const bool sent = worker.publish->sent;
+  if (sent) worker.rank->unanswered = worker.publish->publish.version;
   AnswerPublish(worker, late);
   if (sent) RegisterAnew(worker, late.message());
 }
@@ -233,7 +234,9 @@ void WorkerDesk::AnswerPublish(Worker& worker, const Status& status) {
   }
   const Version version = pending.publish.version;
   rank.published = version;
+  rank.unanswered = {};
   rank.write_count_at_publish = pending.write_count;
+  rank.publishes[version] = pending.publish;
   if (pending.snapshot != nullptr) {
     rank.snapshots[version] = std::move(pending.snapshot);
     while (rank.snapshots.size() > pending.publish.keep_last + kExtraSnapshots) {
@@ -242,6 +245,9 @@ void WorkerDesk::AnswerPublish(Worker& worker, const Status& status) {
   }
   std::erase_if(rank.receipts,
                 [&rank](const auto& entry) { return !rank.snapshots.contains(entry.first); });
+  std::erase_if(rank.publishes, [&rank, version](const auto& entry) {
+    return entry.first != version && !rank.snapshots.contains(entry.first);
+  });
   if (!pending.receipts.routes.empty() || !pending.receipts.pieces.empty()) {
     rank.receipts[version] = std::move(pending.receipts);
   }
@@ -258,6 +264,7 @@ void WorkerDesk::OnDropSnapshot(const RankKey& key, Version version) {
   // Reused only when no session reads it any more.
   if (found->second.use_count() == 1) rank.spare_snapshot = found->second;
   rank.snapshots.erase(found);
+  rank.publishes.erase(version);
   if (version != rank.published) rank.receipts.erase(version);
 }
 

@@ -105,8 +105,6 @@ Status Client::Open(TimePoint deadline) {
   writer_ = wire::FrameWriter();
   lost_ = Status();
   next_request_ = 2;
-  held_ = Version();
-  publish_request_ = 0;
   WatchSocket(!reading_);
   changed_.NotifyAll();
   return {};
@@ -163,8 +161,7 @@ Result<RequestId> Client::Publish(const wire::Publish& message) {
   MutexLock lock(mutex_);
   TB_ASSIGN_OR_RETURN(const RequestId request,
                       Ask(MessageType::kPublish, MessageType::kReply, wire::Encode(message)));
-  publishing_ = message.version;
-  publish_request_ = request.value;
+  publishing_[request.value] = {.message = message, .write_count = write_count()};
   return request;
 }
 
@@ -291,15 +288,18 @@ void Client::Signal(const UniqueFd& event) const {
 
 // ---- writing
 
-// The agent may be reading the memory for an unanswered publish right now.
-Status Client::AwaitPublish(TimePoint deadline) {
-  while (publish_request_ != 0 && lost_.ok()) {
+// The agent may be reading the memory for an unanswered publish right now, and another one may be
+// told what the memory holds.
+Status Client::AwaitUnread(TimePoint deadline) {
+  while (reconnecting_ || !publishing_.empty()) {
     if (Now() >= deadline) {
       return {Code::kDeadlineExceeded,
-              fmt::format("the agent has not answered the publish of version {} yet",
-                          publishing_.value)};
+              reconnecting_ ? "this process is still connecting to another agent"
+                            : fmt::format("the agent has not answered the publish of version {} "
+                                          "yet",
+                                          publishing_.begin()->second.message.version.value)};
     }
-    if (reading_) {
+    if (reading_ || reconnecting_) {
       changed_.WaitUntil(mutex_, deadline);
     } else {
       Pump(deadline);
@@ -312,32 +312,35 @@ Result<Nanos> Client::BeforeWrite(Nanos timeout) {
   TB_RETURN_IF_ERROR(CheckProcess());
   const TimePoint begin = Now();
   const TimePoint deadline = begin + std::clamp(timeout, Nanos::zero(), kTimeoutMax);
-  Version version;
+  Version held;
   {
     MutexLock lock(mutex_);
     if (reading_ && reading_thread_ == std::this_thread::get_id()) {
       return Status(Code::kFailedPrecondition, "a hook may not wait on its own connection");
     }
-    TB_RETURN_IF_ERROR(AwaitPublish(deadline));
-    // Without the agent nobody reads the memory.
-    if (lost_.ok()) version = held_;
+    TB_RETURN_IF_ERROR(AwaitUnread(deadline));
+    held = held_;
+    // Without the agent nobody reads the memory, and the next one must not be told that it holds
+    // what was published.
+    if (!lost_.ok()) held_ = held = Version();
   }
-  if (released_version() < version) {
-    Result<RequestId> request = RequestRelease(version, deadline - Now());
-    Status status = request.status();
+  Status released;
+  if (released_version() < held) {
+    Result<RequestId> request = RequestRelease(held, deadline - Now());
+    released = request.status();
     if (request.ok()) {
       // The agent ends the wait by itself; the little more is for its answer to arrive.
       const Result<Outcome> outcome = WaitUntil(*request, deadline + kAnswerSlack);
-      status = outcome.ok() ? outcome->status : outcome.status();
+      released = outcome.ok() ? outcome->status : outcome.status();
       if (!outcome.ok()) Forget(*request);
     }
-    if (!status.ok() && connection().ok()) {
-      return status.Annotate(fmt::format("version {} was not released", version.value));
-    }
+  }
+  MutexLock lock(mutex_);
+  if (!released.ok() && (reconnecting_ || lost_.ok())) {
+    return released.Annotate(fmt::format("version {} was not released", held.value));
   }
   page().write_count.fetch_add(1, std::memory_order_acq_rel);
-  MutexLock lock(mutex_);
-  if (held_ == version) held_ = Version();
+  if (held_ == held) held_ = Version();
   return std::chrono::duration_cast<Nanos>(Now() - begin);
 }
 

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -101,7 +102,9 @@ class Client {
   /// Errors: kInvalidArgument from Validate(); whatever agent and daemon refuse.
   Result<wire::Registered> Register(wire::Register message, Nanos timeout);
 
-  /// The same identity, memory and registration with the agent that listens now.
+  /// The same identity, memory and registration with the agent that listens now, and the version
+  /// that was published last, unless it was released or the memory was written since. Snapshots
+  /// were the old agent's and are gone.
   Result<wire::Registered> Reconnect(Nanos timeout);
 
   Result<RequestId> Publish(const wire::Publish& message);
@@ -165,7 +168,9 @@ class Client {
 
   Status Open(TimePoint deadline);
   Status CheckProcess() const;
-  Result<wire::Registered> SendRegistration(TimePoint deadline);
+  /// `returns`: to another agent, with what was published through the one before.
+  Result<wire::Registered> SendRegistration(TimePoint deadline, bool returns);
+  Result<wire::Registered> ComeBack(TimePoint deadline);
   Result<Outcome> WaitUntil(RequestId request, TimePoint deadline);
 
   Result<RequestId> Ask(wire::MessageType type, wire::MessageType answer,
@@ -182,7 +187,8 @@ class Client {
   Status HandleHook(HookKind kind, const wire::Frame& frame) TB_REQUIRES(mutex_);
   Status HandleBucketWork(const wire::Frame& frame) TB_REQUIRES(mutex_);
   Status HandleAttachBucket(wire::Frame frame) TB_REQUIRES(mutex_);
-  Status AwaitPublish(TimePoint deadline) TB_REQUIRES(mutex_);
+  Status AwaitUnread(TimePoint deadline) TB_REQUIRES(mutex_);
+  wire::Return BackFrom() const TB_REQUIRES(mutex_);
   void Lose(Status why) TB_REQUIRES(mutex_);
   void NotePublished(const Outcome& outcome, std::uint64_t request) TB_REQUIRES(mutex_);
   void NoteUpdated(const Outcome& outcome, std::uint64_t request) TB_REQUIRES(mutex_);
@@ -228,10 +234,18 @@ class Client {
 
   std::vector<OwnedSegment> segments_ TB_GUARDED_BY(mutex_);
   std::optional<wire::Register> registration_ TB_GUARDED_BY(mutex_);
-  /// Newest version that the agent took and that was not seen released; the one being published.
+  ChannelEpoch epoch_ TB_GUARDED_BY(mutex_);  ///< of the last registration
+  /// A publish, and the write counter at that time.
+  struct Offer {
+    wire::Publish message;
+    std::uint64_t write_count = 0;
+  };
+  std::map<std::uint64_t, Offer> publishing_ TB_GUARDED_BY(mutex_);  ///< by request, unanswered
+  Version unanswered_ TB_GUARDED_BY(mutex_);  ///< published when the agent went away
+  Offer accepted_ TB_GUARDED_BY(mutex_);      ///< the newest that was; version 0: none
+  /// What was accepted last, while its memory was not written since.
   Version held_ TB_GUARDED_BY(mutex_);
-  Version publishing_ TB_GUARDED_BY(mutex_);
-  std::uint64_t publish_request_ TB_GUARDED_BY(mutex_) = 0;
+  bool reconnecting_ TB_GUARDED_BY(mutex_) = false;
 
   BucketService buckets_;
   std::thread service_;

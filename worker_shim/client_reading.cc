@@ -173,9 +173,11 @@ Status Client::HandleAnswer(const wire::Frame& frame) {
 
 // A publish that was refused binds nobody.
 void Client::NotePublished(const Outcome& outcome, std::uint64_t request) {
-  if (request != publish_request_) return;
-  publish_request_ = 0;
-  if (outcome.status.ok()) held_ = std::max(held_, publishing_);
+  const auto published = publishing_.extract(request);
+  if (published.empty() || !outcome.status.ok()) return;
+  accepted_ = published.mapped();
+  held_ = accepted_.message.version;
+  if (unanswered_ <= held_) unanswered_ = Version();
 }
 
 Status Client::HandleHook(HookKind kind, const wire::Frame& frame) {
@@ -262,7 +264,10 @@ void Client::Lose(Status why) {
     }
     ++item;
   }
-  publish_request_ = 0;
+  for (const auto& [request, offer] : publishing_) {
+    unanswered_ = std::max(unanswered_, offer.message.version);
+  }
+  publishing_.clear();
   changed_.NotifyAll();
   Signal(wake_);
   if (epoll_.valid()) Signal(ended_);

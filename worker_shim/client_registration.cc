@@ -54,10 +54,24 @@ Result<wire::Registered> Client::Register(wire::Register message, Nanos timeout)
                                 options_.identity.role == Role::kConsumer));
     registration_ = std::move(message);
   }
-  return SendRegistration(deadline);
+  return SendRegistration(deadline, /*returns=*/false);
 }
 
-Result<wire::Registered> Client::SendRegistration(TimePoint deadline) {
+wire::Return Client::BackFrom() const {
+  wire::Return back;
+  back.epoch = epoch_;
+  back.published = accepted_.message.version;
+  back.publishing = unanswered_;
+  const bool held =
+      held_.value != 0 && released_version() < held_ && write_count() == accepted_.write_count;
+  if (held) {
+    back.held = accepted_.message;
+    back.write_count = accepted_.write_count;
+  }
+  return back;
+}
+
+Result<wire::Registered> Client::SendRegistration(TimePoint deadline, bool returns) {
   std::vector<RequestId> attached;
   RequestId registered;
   {
@@ -96,6 +110,7 @@ Result<wire::Registered> Client::SendRegistration(TimePoint deadline) {
     if (any_private) ::prctl(PR_SET_PTRACER, agent_pid_, 0, 0, 0);
     // The agent orders nothing from these pieces before it has read the registration.
     buckets_.SetMemory(registration_->registration, std::move(addresses));
+    registration_->back = returns ? BackFrom() : wire::Return();
     TB_ASSIGN_OR_RETURN(registered, Ask(MessageType::kRegister, MessageType::kRegistered,
                                         wire::Encode(*registration_)));
   }
@@ -111,6 +126,8 @@ Result<wire::Registered> Client::SendRegistration(TimePoint deadline) {
   TB_RETURN_IF_ERROR(failure);
   TB_RETURN_IF_ERROR(outcome.status());
   TB_RETURN_IF_ERROR(outcome->status);
+  MutexLock lock(mutex_);
+  epoch_ = outcome->registered.epoch;
   return std::move(outcome->registered);
 }
 
@@ -122,7 +139,24 @@ Result<wire::Registered> Client::Reconnect(Nanos timeout) {
     if (!registration_.has_value()) {
       return Status(Code::kFailedPrecondition, "nothing was registered yet");
     }
+    if (reconnecting_) {
+      return Status(Code::kFailedPrecondition, "another thread is connecting again", Reason::kBusy);
+    }
+    reconnecting_ = true;
     if (lost_.ok()) Lose(Status(Code::kCancelled, "connecting again", Reason::kCancelled));
+  }
+  Result<wire::Registered> registered = ComeBack(deadline);
+  MutexLock lock(mutex_);
+  reconnecting_ = false;
+  // Half a conversation is none: nobody reads the memory, and the next attempt begins from here.
+  if (!registered.ok() && lost_.ok()) Lose(registered.status());
+  changed_.NotifyAll();
+  return registered;
+}
+
+Result<wire::Registered> Client::ComeBack(TimePoint deadline) {
+  {
+    MutexLock lock(mutex_);
     // A thread that was reading the old socket lets go of it first.
     while (reading_) {
       if (!changed_.WaitUntil(mutex_, deadline) && Now() >= deadline) {
@@ -132,7 +166,7 @@ Result<wire::Registered> Client::Reconnect(Nanos timeout) {
     buckets_.DropBuckets();
   }
   TB_RETURN_IF_ERROR(Open(deadline));
-  return SendRegistration(deadline);
+  return SendRegistration(deadline, /*returns=*/true);
 }
 
 }  // namespace tensorbus::worker_shim

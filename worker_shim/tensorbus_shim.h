@@ -98,7 +98,8 @@ TB_API tb_status tb_connect(const tb_connect_options* options, tb_client** out);
 /* Says goodbye; null is fine. No other thread may be in a call. */
 TB_API void tb_disconnect(tb_client* client);
 /* After the agent went away: the same rank, memory and registration with the one that listens now.
- */
+ * A producer offers what it published last anew, unless it was released or written since; snapshots
+ * went with the agent. After a failure the connection is lost, and it may be tried again. */
 TB_API tb_status tb_reconnect(tb_client* client, int64_t timeout_ns);
 /* TB_OK while the agent is there, else why not. */
 TB_API tb_status tb_connection(tb_client* client);

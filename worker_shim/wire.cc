@@ -278,6 +278,37 @@ void Get(ByteReader& in, AttachSegment& attach) {
   if (attach.segment >= kMaxSegments) in.Fail();
 }
 
+void Put(ByteWriter& out, const Publish& message) {
+  Put(out, message.version);
+  out.Put(message.policy);
+  out.Put(message.min_replicas);
+  PutBool(out, message.receipts);
+  out.Put(message.keep_last);
+}
+void Get(ByteReader& in, Publish& message) {
+  Get(in, message.version);
+  message.policy = GetEnum(in, SlowConsumer::kSnapshot);
+  message.min_replicas = in.Get<std::uint32_t>();
+  message.receipts = GetBool(in);
+  message.keep_last = in.Get<std::uint32_t>();
+}
+
+void Put(ByteWriter& out, const Return& back) {
+  Put(out, back.epoch);
+  Put(out, back.published);
+  Put(out, back.publishing);
+  Put(out, back.held);
+  out.Put(back.write_count);
+}
+void Get(ByteReader& in, Return& back) {
+  Get(in, back.epoch);
+  Get(in, back.published);
+  Get(in, back.publishing);
+  Get(in, back.held);
+  back.write_count = in.Get<std::uint64_t>();
+  if (back.held.version > back.published) in.Fail();
+}
+
 void Put(ByteWriter& out, const Register& message) {
   Put(out, message.registration);
   out.Put(message.flip);
@@ -285,6 +316,7 @@ void Put(ByteWriter& out, const Register& message) {
   PutBool(out, message.dirty);
   PutList(out, message.leave_out);
   out.Put(message.private_mode);
+  Put(out, message.back);
 }
 void Get(ByteReader& in, Register& message) {
   Get(in, message.registration);
@@ -294,6 +326,7 @@ void Get(ByteReader& in, Register& message) {
   GetList(in, message.leave_out, sizeof(std::uint32_t), kMaxTensors);
   message.private_mode = in.Get<std::uint8_t>();
   if (message.private_mode > static_cast<std::uint8_t>(MemoryMode::kBucket)) in.Fail();
+  Get(in, message.back);
 }
 
 void Put(ByteWriter& out, const Registered& message) {
@@ -313,21 +346,6 @@ void Get(ByteReader& in, Registered& message) {
   Get(in, message.epoch);
   message.register_seconds = GetAmount(in);
   message.prefault_seconds = GetAmount(in);
-}
-
-void Put(ByteWriter& out, const Publish& message) {
-  Put(out, message.version);
-  out.Put(message.policy);
-  out.Put(message.min_replicas);
-  PutBool(out, message.receipts);
-  out.Put(message.keep_last);
-}
-void Get(ByteReader& in, Publish& message) {
-  Get(in, message.version);
-  message.policy = GetEnum(in, SlowConsumer::kSnapshot);
-  message.min_replicas = in.Get<std::uint32_t>();
-  message.receipts = GetBool(in);
-  message.keep_last = in.Get<std::uint32_t>();
 }
 
 void Put(ByteWriter& out, const RequestRelease& message) {

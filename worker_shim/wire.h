@@ -117,30 +117,6 @@ struct AttachSegment {
       0;  ///< where the segment begins in the worker; also for mapped ones (messages, checks)
 };
 
-struct Register {
-  Registration registration;
-  FlipMode flip = FlipMode::kInPlace;
-  Proof proof = Proof::kReadback;
-  /// Consumer: its memory may be a mixture of versions, because an agent went away while it wrote.
-  bool dirty = false;
-  /// Consumer: logical tensors of the channel it deliberately does not take. Names it neither
-  /// covers nor leaves out are an error.
-  std::vector<std::string> leave_out;
-  /// 0: best that works. Otherwise a MemoryMode that private segments must use (mapped ones are
-  /// always mapped).
-  std::uint8_t private_mode = 0;
-};
-
-struct Registered {
-  Status status;
-  MemoryMode mode = MemoryMode::kMapped;
-  std::string why;               ///< why this mode; for people
-  double expected_gb_per_s = 0;  ///< rough speed of this mode on this host, 0 if unknown
-  ChannelEpoch epoch;
-  double register_seconds = 0;
-  double prefault_seconds = 0;
-};
-
 /// What a slow consumer may cost the producer.
 enum class SlowConsumer : std::uint8_t {
   kWait =
@@ -156,6 +132,40 @@ struct Publish {
   std::uint32_t min_replicas = 1;  ///< with kWait: hold at least until this many replicas have it
   bool receipts = false;  ///< make source receipts at publish (always done for proof `stream`)
   std::uint32_t keep_last = 0;  ///< with kSnapshot: how many snapshots stay for rollback
+};
+
+/// What a producer was before its agent went away, for the next one. All zero: it is new.
+struct Return {
+  ChannelEpoch epoch;  ///< that it was part of
+  Version published;   ///< the newest version that was accepted
+  Version publishing;  ///< a newer one whose publish was not answered
+  Publish held;        ///< what its memory still holds, and was not released; version 0: nothing
+  std::uint64_t write_count = 0;  ///< when `held` was published
+};
+
+struct Register {
+  Registration registration;
+  FlipMode flip = FlipMode::kInPlace;
+  Proof proof = Proof::kReadback;
+  /// Consumer: its memory may be a mixture of versions, because an agent went away while it wrote.
+  bool dirty = false;
+  /// Consumer: logical tensors of the channel it deliberately does not take. Names it neither
+  /// covers nor leaves out are an error.
+  std::vector<std::string> leave_out;
+  /// 0: best that works. Otherwise a MemoryMode that private segments must use (mapped ones are
+  /// always mapped).
+  std::uint8_t private_mode = 0;
+  Return back;  ///< producer
+};
+
+struct Registered {
+  Status status;
+  MemoryMode mode = MemoryMode::kMapped;
+  std::string why;               ///< why this mode; for people
+  double expected_gb_per_s = 0;  ///< rough speed of this mode on this host, 0 if unknown
+  ChannelEpoch epoch;
+  double register_seconds = 0;
+  double prefault_seconds = 0;
 };
 
 struct RequestRelease {

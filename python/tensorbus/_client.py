@@ -283,7 +283,10 @@ class Client:
         self._core.connection()
 
     def reconnect(self, timeout_s: float = 60.0) -> None:
-        """After the agent went away: the same memory with the agent that listens now."""
+        """After the agent went away: the same memory with the agent that listens now.
+
+        A producer offers what it published last anew, unless it was released or written since; snapshots went with the agent.
+        """
         self._core.reconnect(_seconds(timeout_s))
 
     def start_service(self) -> None:

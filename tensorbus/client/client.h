@@ -173,7 +173,9 @@ class Client {
   Status DetachAll();
 
   Result<Registered> Register(const RegisterOptions& options);
-  /// After the agent went away: the same with the one that listens now.
+  /// After the agent went away: the same with the one that listens now. A producer offers what it
+  /// published last anew, unless it was released or written since; snapshots went with the agent.
+  /// After a failure the connection is lost, and it may be tried again.
   Status Reconnect(Nanos timeout);
 
   // ---- producer

@@ -27,6 +27,10 @@ struct CoreOptions {
   Nanos heartbeat = std::chrono::seconds(1);
   /// An agent that said nothing for this long is lost.
   Nanos agent_silence = std::chrono::seconds(10);
+  /// After its start: how long agents and engines that an earlier daemon knew are given to come
+  /// back before memory that they may want is given back. Longer than agents pause between two
+  /// attempts to attach.
+  Nanos return_time = std::chrono::seconds(10);
   /// Between a stream's opening and its Hello.
   Nanos hello_timeout = std::chrono::seconds(5);
   /// For requests that give no timeout of their own.
@@ -171,8 +175,9 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
   void ForgetIfEmpty(const std::string& channel);
   Status MakeRoomForChannel();
   void OnLeave(Agent& agent, const proto::LeaveRank& message);
-  void RankGone(const RankKey& key, const Status& why);
-  void ProducerRankGone(Channel& channel, std::uint32_t rank, const Status& why);
+  /// `may_return`: its process may live on, and come back with what it holds.
+  void RankGone(const RankKey& key, const Status& why, bool may_return);
+  void ProducerRankGone(Channel& channel, std::uint32_t rank, const Status& why, bool may_return);
   RankState* FindRank(const RankKey& key);
   /// The rank if it is registered through this agent; null otherwise.
   RankState* FindOwn(const Agent& agent, const RankIdentity& identity);
@@ -181,6 +186,14 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
   // core_versions.cc: publishing, giving memory back, keeping snapshots.
   void OnPublish(Agent& agent, const proto::Publish& message);
   Status Publish(Agent& agent, const RankIdentity& identity, const proto::Publish& message);
+  /// A producer rank came back: what it still holds counts as published by it again.
+  void TakeBack(Channel& channel, std::uint32_t rank, const proto::RegisterRank& message);
+  /// Until the rank is back, nothing that it published can be read.
+  void Suspend(Channel& channel, std::uint32_t rank);
+  void ShowReadable(Channel& channel);
+  void DropSnapshot(const RankState& rank, Version version);
+  /// Whether replicas that may want it can still be on their way here from an earlier daemon.
+  bool AwaitsReturns(const VersionState& version) const;
   void OnRequestRelease(Agent& agent, const proto::RequestRelease& message);
   void ReleaseTimedOut(const std::string& channel, Version version, std::uint32_t rank);
   void TryRelease(Channel& channel, VersionState& version, std::vector<Version>& gone);

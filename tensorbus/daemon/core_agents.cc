@@ -233,8 +233,10 @@ void Core::AgentGone(const std::string& name, const Status& why) {
     return true;
   });
   for (const RankKey& key : agent.ranks) {
-    RankGone(key, Status(Code::kUnavailable, fmt::format("lost agent {}: {}", name, why.message()),
-                         Reason::kPeerLost));
+    RankGone(key,
+             Status(Code::kUnavailable, fmt::format("lost agent {}: {}", name, why.message()),
+                    Reason::kPeerLost),
+             /*may_return=*/true);
   }
   std::vector<std::uint64_t> asked;
   for (const auto& [id, query] : queries_) {

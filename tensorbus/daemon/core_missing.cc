@@ -64,7 +64,9 @@ std::vector<Core::Missing> Core::MissingOf(const Channel& channel,
     const std::string what = fmt::format("{} waits to write the memory of version {}",
                                          ProducerRankName(channel, rank), version.version.value);
     for (const std::string& holder : HoldersOf(channel, version)) {
-      out.push_back({what, holder, "", "let it ask for a version, or publish with the policy skip",
+      out.push_back({what, holder, "",
+                     version.readable ? "let it ask for a version, or publish with the policy skip"
+                                      : "all ranks of the job must publish it",
                      wait.since});
     }
   }

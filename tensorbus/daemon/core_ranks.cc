@@ -29,6 +29,14 @@ Status Taken(const RankState& holder) {
                       holder.identity.ToString(), holder.pid, holder.agent)};
 }
 
+/// Whether ranks that published to an earlier daemon make up this generation: then whoever is new
+/// among them may be the successor of one that did, and its versions are not theirs.
+bool OfAnEarlierLife(const Producer& producer) {
+  return !producer.fresh &&
+         std::any_of(producer.ranks.begin(), producer.ranks.end(),
+                     [](const auto& entry) { return entry.second.published.value != 0; });
+}
+
 bool KnownFlip(std::uint32_t flip) {
   return flip == static_cast<std::uint32_t>(FlipMode::kInPlace) ||
          flip == static_cast<std::uint32_t>(FlipMode::kShadow);
@@ -119,6 +127,11 @@ Status Core::RegisterProducer(Agent& agent, Channel& channel, RankState rank,
   }
   const auto holder = producer.ranks.find(identity.rank);
   if (producer.job == identity.job && holder != producer.ranks.end()) return Taken(holder->second);
+  if (static_cast<std::size_t>(message.held_size()) > kMaxKeptVersions) {
+    return {Code::kInvalidArgument,
+            fmt::format("{} came back with {} versions", who, message.held_size()),
+            Reason::kMalformed};
+  }
 
   TB_ASSIGN_OR_RETURN(const ChannelEpoch epoch, RaisedEpoch(channel, message));
   const ProcessMark mark{.host = agent.host, .pid = rank.pid, .layout_hash = rank.layout_hash};
@@ -127,17 +140,17 @@ Status Core::RegisterProducer(Agent& agent, Channel& channel, RankState rank,
   const bool used = same_job && marked != producer.marks.end();
   const bool same_process = used && rank.pid != 0 && marked->second == mark;
   const std::uint64_t known = message.known_epoch();
-  const bool came_back =
+  const bool same_epoch =
       known != 0 && known == epoch.value && (same_job || producer.ranks.empty());
-  if (known != 0 && !came_back && !same_process) {
+  const bool came_back = same_epoch || same_process;
+  if (known != 0 && !came_back) {
     return {Code::kFailedPrecondition,
             fmt::format("{} belongs to epoch {} of channel {}, which is over (now {}); restart all "
                         "ranks of the job",
                         who, known, channel.name, epoch.value),
             Reason::kStaleVersion};
   }
-  const bool returns = came_back || same_process;
-  if (!returns && !same_job && !producer.ranks.empty() &&
+  if (!came_back && !same_job && !producer.ranks.empty() &&
       producer.ranks.size() < producer.rank_count && producer.marks.size() < producer.rank_count) {
     return {Code::kInvalidArgument,
             fmt::format("{} says the job has {} ranks, the ranks before it said {}; start all with "
@@ -146,21 +159,25 @@ Status Core::RegisterProducer(Agent& agent, Channel& channel, RankState rank,
             Reason::kLayoutMismatch};
   }
   channel.epoch = epoch;
-  if (returns) {
+  if (came_back) {
     if (!same_job) {
       producer = Producer{};
       producer.job = identity.job;
       producer.rank_count = identity.rank_count;
     }
     rank.published = Version{message.live_version()};
-    rank.republish = rank.published;
+    if (message.publishing() > message.live_version()) {
+      rank.unanswered = Version{message.publishing()};
+    }
     channel.newest = std::max(channel.newest, rank.published);
-  } else if (!same_job || used || producer.ranks.empty()) {
+  } else if (!same_job || used || producer.ranks.empty() || OfAnEarlierLife(producer)) {
     BeginGeneration(channel, identity, who + " registered anew");
   }
 
   producer.ranks.emplace(identity.rank, std::move(rank));
   producer.marks[identity.rank] = mark;
+  // Whoever is new has published nothing, so that nothing it says it holds counts.
+  TakeBack(channel, identity.rank, message);
   return {};
 }
 
@@ -281,11 +298,11 @@ void Core::OnLeave(Agent& agent, const proto::LeaveRank& message) {
   const std::string why = message.why().empty()
                               ? (message.on_purpose() ? "it left on purpose" : "it went away")
                               : message.why();
-  RankGone(key, Status(Code::kUnavailable, why, Reason::kPeerLost));
+  RankGone(key, Status(Code::kUnavailable, why, Reason::kPeerLost), message.returns());
   UpdateGauges();
 }
 
-void Core::RankGone(const RankKey& key, const Status& why) {
+void Core::RankGone(const RankKey& key, const Status& why, bool may_return) {
   RankState* rank = FindRank(key);
   if (rank == nullptr) return;
   const Status named(why.code(),
@@ -296,7 +313,7 @@ void Core::RankGone(const RankKey& key, const Status& why) {
   channel.used = executor_.Now();
   AbortSessionsOf(key, named);
   ReconcileLater(channel.name);
-  if (key.role == Role::kProducer) return ProducerRankGone(channel, key.rank, named);
+  if (key.role == Role::kProducer) return ProducerRankGone(channel, key.rank, named, may_return);
   Replica& replica = channel.replicas.at({key.job, key.replica});
   if (rank->request) executor_.CancelTimer(rank->request->timer);
   replica.ranks.erase(key.rank);
@@ -305,7 +322,8 @@ void Core::RankGone(const RankKey& key, const Status& why) {
   if (replica.ranks.empty()) channel.replicas.erase({key.job, key.replica});
 }
 
-void Core::ProducerRankGone(Channel& channel, std::uint32_t rank, const Status& why) {
+void Core::ProducerRankGone(Channel& channel, std::uint32_t rank, const Status& why,
+                            bool may_return) {
   // Without one of its sources no version can be served; nobody reads the others' memory now.
   for (auto& [number, version] : channel.versions) {
     if (const auto wait = version.waits.find(rank); wait != version.waits.end()) {
@@ -313,7 +331,11 @@ void Core::ProducerRankGone(Channel& channel, std::uint32_t rank, const Status& 
       version.waits.erase(wait);
     }
   }
-  while (!channel.versions.empty()) Retire(channel, channel.versions.begin()->first);
+  if (may_return) {
+    Suspend(channel, rank);
+  } else {
+    while (!channel.versions.empty()) Retire(channel, channel.versions.begin()->first);
+  }
   channel.producer.ranks.erase(rank);
   channel.producer.layout.reset();
   channel.producer.assembly = 0;

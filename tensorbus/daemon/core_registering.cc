@@ -170,6 +170,7 @@ void Core::ProducerAssembled(std::uint64_t number, const RankKey& last,
   producer.assembly = 0;
   if (!assembled.ok()) {
     const Status why = assembled.status().Annotate(registering_.at(last).identity.ToString());
+    Suspend(channel, last.rank);
     producer.ranks.erase(last.rank);
     producer.marks.erase(last.rank);
     return EndRegistering(last, why);
@@ -182,6 +183,7 @@ void Core::ProducerAssembled(std::uint64_t number, const RankKey& last,
        {"tensors", producer.layout->layout.tensors.size()},
        {"epoch", channel.epoch.value}});
   CheckReplicas(channel);
+  ShowReadable(channel);
   EndRegistering(last, {});
 }
 

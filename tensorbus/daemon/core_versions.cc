@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -12,6 +13,24 @@ namespace tensorbus::daemon {
 namespace {
 
 constexpr Nanos kLongestTimeout = std::chrono::hours(24);
+
+/// What a rank asks for with a publish, or asked for with that of a version it holds.
+template <typename Message>
+Result<VersionState> WishOf(const RankIdentity& identity, const Message& message, TimePoint now) {
+  if (message.policy() < 1 || message.policy() > 3 || message.keep_last() > kMaxKeptVersions / 2) {
+    return Status(Code::kInvalidArgument,
+                  fmt::format("{} published with an unknown policy, or keep_last above {}",
+                              identity.ToString(), kMaxKeptVersions / 2),
+                  Reason::kMalformed);
+  }
+  VersionState wish;
+  wish.version = Version{message.version()};
+  wish.policy = static_cast<SlowConsumer>(message.policy());
+  wish.min_replicas = message.min_replicas();
+  wish.keep_last = message.keep_last();
+  wish.since = now;
+  return wish;
+}
 
 }  // namespace
 
@@ -49,18 +68,7 @@ Status Core::Publish(Agent& agent, const RankIdentity& identity, const proto::Pu
                         identity.ToString()),
             Reason::kStaleVersion};
   }
-  if (message.policy() < 1 || message.policy() > 3 || message.keep_last() > kMaxKeptVersions / 2) {
-    return {Code::kInvalidArgument,
-            fmt::format("{} published with an unknown policy, or keep_last above {}",
-                        identity.ToString(), kMaxKeptVersions / 2),
-            Reason::kMalformed};
-  }
-  VersionState wish;
-  wish.version = Version{message.version()};
-  wish.policy = static_cast<SlowConsumer>(message.policy());
-  wish.min_replicas = message.min_replicas();
-  wish.keep_last = message.keep_last();
-  wish.since = executor_.Now();
+  TB_ASSIGN_OR_RETURN(const VersionState wish, WishOf(identity, message, executor_.Now()));
   if (wish.snapshot() && !message.snapshot_made()) {
     return {Code::kFailedPrecondition,
             fmt::format("{} asked for a snapshot of version {} but its agent made none",
@@ -86,16 +94,71 @@ Status Core::Publish(Agent& agent, const RankIdentity& identity, const proto::Pu
   VersionState& version = channel.versions.try_emplace(wish.version, wish).first->second;
   version.published.insert(identity.rank);
   rank->published = wish.version;
-  rank->republish = {};
+  rank->unanswered = {};
   channel.newest = std::max(channel.newest, wish.version);
-  if (version.published.size() == channel.producer.rank_count && channel.producer.complete()) {
-    version.readable = true;
-    if (channel.rollback < wish.version) channel.rollback = {};
-    Log(LogLevel::kInfo, "version_readable",
-        {{"channel", channel.name}, {"version", wish.version.value}});
+  // A rollback lasts until something newer was published.
+  if (version.published.size() == channel.producer.rank_count && channel.rollback < wish.version) {
+    channel.rollback = {};
   }
+  ShowReadable(channel);
   ReconcileLater(channel.name);
   return {};
+}
+
+void Core::ShowReadable(Channel& channel) {
+  if (!channel.producer.complete()) return;
+  for (auto& [number, version] : channel.versions) {
+    if (version.readable || version.published.size() < channel.producer.rank_count) continue;
+    version.readable = true;
+    Log(LogLevel::kInfo, "version_readable",
+        {{"channel", channel.name}, {"version", number.value}, {"held_over", version.held_over}});
+  }
+}
+
+void Core::TakeBack(Channel& channel, std::uint32_t number, const proto::RegisterRank& message) {
+  const RankState& rank = channel.producer.ranks.at(number);
+  for (const proto::HeldVersion& held : message.held()) {
+    Result<VersionState> wish = WishOf(rank.identity, held, executor_.Now());
+    const Status status = wish.ok() ? CheckHeld(channel, rank, *wish) : wish.status();
+    if (!status.ok()) {
+      Log(LogLevel::kWarn, "held_version_refused",
+          {{"rank", rank.identity.ToString()}, {"error", status}});
+      DropSnapshot(rank, Version{held.version()});
+      continue;
+    }
+    wish->held_over = !channel.producer.fresh;
+    VersionState& version = channel.versions.try_emplace(wish->version, *wish).first->second;
+    version.published.insert(number);
+    const auto gone = std::find_if(
+        channel.released.begin(), channel.released.end(),
+        [&](const ReleasedVersion& released) { return released.version == version.version; });
+    if (gone == channel.released.end()) continue;
+    version.taken = std::move(gone->taken);
+    channel.released.erase(gone);
+  }
+  for (const Version lost : LostVersions(channel)) Retire(channel, lost);
+  if (message.held_size() != 0 && executor_.Now() < started_ + options_.return_time) {
+    executor_.PostAt(started_ + options_.return_time,
+                     [this, name = channel.name] { ReconcileLater(name); });
+  }
+}
+
+void Core::Suspend(Channel& channel, std::uint32_t rank) {
+  std::vector<Version> over;
+  for (auto& [number, version] : channel.versions) {
+    version.published.erase(rank);
+    version.readable = false;
+    // What was about to be given back is not waited for, nor what nobody here holds.
+    if (version.closing || version.published.empty()) over.push_back(number);
+  }
+  const Version rollback = channel.rollback;
+  for (const Version number : over) Retire(channel, number);
+  channel.rollback = rollback;  // the version may come back with its ranks
+}
+
+bool Core::AwaitsReturns(const VersionState& version) const {
+  return version.held_over && version.policy == SlowConsumer::kWait &&
+         executor_.Now() < started_ + options_.return_time;
 }
 
 void Core::OnRequestRelease(Agent& agent, const proto::RequestRelease& message) {
@@ -149,6 +212,9 @@ void Core::ReleaseTimedOut(const std::string& name, Version number, std::uint32_
     if (config.channel != name || config.version != number) continue;
     for (std::string& missing : running.session.Missing()) who.push_back(std::move(missing));
   }
+  if (who.empty() && AwaitsReturns(version->second)) {
+    who.emplace_back("replicas that were there before this daemon started may want it");
+  }
   if (who.empty()) who.emplace_back("somebody reads it");
   const Status status(
       Code::kDeadlineExceeded,
@@ -162,7 +228,7 @@ void Core::ReleaseTimedOut(const std::string& name, Version number, std::uint32_
 }
 
 void Core::TryRelease(Channel& channel, VersionState& version, std::vector<Version>& gone) {
-  if (version.waits.empty()) return;
+  if (version.waits.empty() || AwaitsReturns(version)) return;
   switch (DecideRelease(channel, version, SessionsReading(channel, version.version))) {
     case Release::kHold:
       return;
@@ -199,22 +265,25 @@ void Core::Retire(Channel& channel, Version number) {
   if (version.snapshot()) {
     for (const std::uint32_t rank : version.published) {
       const auto found = channel.producer.ranks.find(rank);
-      if (found == channel.producer.ranks.end()) continue;
-      proto::DropSnapshot drop;
-      *drop.mutable_rank() = rpc::ToProto(found->second.identity);
-      drop.set_version(number.value);
-      SendTo(found->second.agent,
-             Wrap(&proto::DaemonMessage::mutable_drop_snapshot, std::move(drop)));
+      if (found != channel.producer.ranks.end()) DropSnapshot(found->second, number);
     }
   }
   if (channel.rollback == number) channel.rollback = {};
   channel.released.push_back(
       {.version = number,
+       .taken = version.taken,
        .snapshot = version.snapshot(),
        .published_ranks = static_cast<std::uint32_t>(version.published.size()),
        .since = version.since});
   if (channel.released.size() > kMaxReleasedVersions) channel.released.pop_front();
   ReconcileLater(channel.name);
+}
+
+void Core::DropSnapshot(const RankState& rank, Version version) {
+  proto::DropSnapshot drop;
+  *drop.mutable_rank() = rpc::ToProto(rank.identity);
+  drop.set_version(version.value);
+  SendTo(rank.agent, Wrap(&proto::DaemonMessage::mutable_drop_snapshot, std::move(drop)));
 }
 
 void Core::DropSnapshots(Channel& channel) {

@@ -104,8 +104,8 @@ struct RankState {
   std::optional<Request> request;
 
   // Producers.
-  Version published;  ///< the newest this process published
-  Version republish;  ///< what it held when it came back to us: may be published once more
+  Version published;   ///< the newest this process published
+  Version unanswered;  ///< when it came back: what it published without hearing how that ended
 };
 
 /// Recognises a process that comes back, for example through a new agent.
@@ -145,19 +145,21 @@ struct VersionState {
   SlowConsumer policy = SlowConsumer::kWait;
   std::uint32_t min_replicas = 1;
   std::uint32_t keep_last = 0;
-  std::set<std::uint32_t> published;
+  std::set<std::uint32_t> published;  ///< ranks that hold it; all of them are registered
   std::set<ReplicaKey> taken;  ///< replicas that flipped to it, also those that have left since
   bool readable = false;
-  bool closing = false;  ///< takes no new session: its memory is asked back
-  TimePoint since;       ///< first rank's publish
+  bool closing = false;    ///< takes no new session: its memory is asked back
+  bool held_over = false;  ///< published to an earlier daemon; its ranks brought it back
+  TimePoint since;         ///< first rank's publish
   std::map<std::uint32_t, ReleaseWait> waits;
 
   bool snapshot() const { return policy == SlowConsumer::kSnapshot; }
 };
 
-/// What is remembered of a version that is gone.
+/// What is remembered of a version that is gone, and that its ranks may bring back.
 struct ReleasedVersion {
   Version version;
+  std::set<ReplicaKey> taken;
   bool snapshot = false;
   std::uint32_t published_ranks = 0;
   TimePoint since;

@@ -30,6 +30,29 @@ bool Present(const Replica& replica) {
   return replica.complete() && replica.fault.ok();
 }
 
+/// Whether `wish` goes together with what other ranks published under its number, or there is room
+/// for one more.
+Status CheckPlace(const Channel& channel, const std::string& who, const VersionState& wish) {
+  const auto known = channel.versions.find(wish.version);
+  if (known == channel.versions.end()) {
+    if (channel.versions.size() < kMaxKeptVersions) return {};
+    return {Code::kResourceExhausted,
+            fmt::format("{} keeps {} versions already; lower keep_last or let all ranks publish",
+                        channel.name, channel.versions.size()),
+            Reason::kBusy};
+  }
+  if (known->second.policy == wish.policy && known->second.keep_last == wish.keep_last &&
+      known->second.min_replicas == wish.min_replicas) {
+    return {};
+  }
+  return {Code::kInvalidArgument,
+          fmt::format("{} published version {} with another policy than the ranks before it; all "
+                      "ranks of a job must give the same slow-consumer policy, min_replicas and "
+                      "keep_last",
+                      who, wish.version.value),
+          Reason::kMalformed};
+}
+
 }  // namespace
 
 Choice ChooseVersion(const Channel& channel, Selector selector, Version wanted, Version live,
@@ -84,8 +107,10 @@ std::vector<std::string> HoldersOf(const Channel& channel, const VersionState& v
   if (!version.readable) {
     for (std::uint32_t rank = 0; rank < channel.producer.rank_count; ++rank) {
       if (version.published.contains(rank)) continue;
-      holders.push_back(fmt::format("{} has not published version {}",
-                                    ProducerRankName(channel, rank), version.version.value));
+      holders.push_back(fmt::format(
+          "{} {} version {}", ProducerRankName(channel, rank),
+          channel.producer.ranks.contains(rank) ? "has not published" : "has not come back with",
+          version.version.value));
       if (holders.size() >= kMaxListedFaults) return holders;
     }
     return holders;
@@ -153,7 +178,7 @@ Status CheckPublish(const Channel& channel, const RankState& rank, const Version
                         who, version.value),
             Reason::kMalformed};
   }
-  const bool again = version == rank.republish && (known == channel.versions.end() || joins);
+  const bool again = version == rank.unanswered && (known == channel.versions.end() || joins);
   if (version <= rank.published && !again) {
     return {Code::kFailedPrecondition,
             fmt::format("{} published version {} after version {}; numbers only grow", who,
@@ -167,15 +192,7 @@ Status CheckPublish(const Channel& channel, const RankState& rank, const Version
                     version.value, channel.name, channel.newest.value, channel.newest.value + 1),
         Reason::kStaleVersion};
   }
-  if (joins && (known->second.policy != wish.policy || known->second.keep_last != wish.keep_last ||
-                known->second.min_replicas != wish.min_replicas)) {
-    return {Code::kInvalidArgument,
-            fmt::format("{} published version {} with another policy than the ranks before it; all "
-                        "ranks of a job must give the same slow-consumer policy, min_replicas and "
-                        "keep_last",
-                        who, version.value),
-            Reason::kMalformed};
-  }
+  TB_RETURN_IF_ERROR(CheckPlace(channel, who, wish));
   if (previous_is_read) {
     return {
         Code::kFailedPrecondition,
@@ -184,13 +201,31 @@ Status CheckPublish(const Channel& channel, const RankState& rank, const Version
                     who, version.value, rank.published.value),
         Reason::kWriteDuringPublish};
   }
-  if (!joins && channel.versions.size() >= kMaxKeptVersions) {
-    return {Code::kResourceExhausted,
-            fmt::format("{} keeps {} versions already; lower keep_last or let all ranks publish",
-                        channel.name, channel.versions.size()),
-            Reason::kBusy};
-  }
   return {};
+}
+
+Status CheckHeld(const Channel& channel, const RankState& rank, const VersionState& held) {
+  const std::string who = rank.identity.ToString();
+  if (held.version.value == 0 || held.version > rank.published) {
+    return {Code::kInvalidArgument,
+            fmt::format("{} holds version {}, but the newest it published is {}", who,
+                        held.version.value, rank.published.value),
+            Reason::kMalformed};
+  }
+  return CheckPlace(channel, who, held);
+}
+
+std::vector<Version> LostVersions(const Channel& channel) {
+  std::vector<Version> lost;
+  for (const auto& [number, version] : channel.versions) {
+    const bool never =
+        std::any_of(channel.producer.ranks.begin(), channel.producer.ranks.end(),
+                    [&, number = number, &held = version.published](const auto& entry) {
+                      return entry.second.published >= number && !held.contains(entry.first);
+                    });
+    if (never) lost.push_back(number);
+  }
+  return lost;
 }
 
 std::string KeptVersions(const Channel& channel) {

@@ -55,6 +55,16 @@ std::vector<Version> SnapshotsToDrop(const Channel& channel);
 Status CheckPublish(const Channel& channel, const RankState& rank, const VersionState& wish,
                     bool previous_is_read);
 
+/// Whether what a producer rank says it still holds can count as published by it again.
+///
+/// Errors: kInvalidArgument/kMalformed (a number it never published, policy unlike other ranks');
+/// kResourceExhausted/kBusy.
+Status CheckHeld(const Channel& channel, const RankState& rank, const VersionState& held);
+
+/// Versions that never become readable: a rank that is there published them, or newer ones, and
+/// holds them no more.
+std::vector<Version> LostVersions(const Channel& channel);
+
 /// "7, 8" or "none": readable versions, for messages.
 std::string KeptVersions(const Channel& channel);
 

@@ -230,8 +230,8 @@ TEST_F(RegistrationSim, NothingIsReadBeforeItsProducerIsPutTogether) {
   world_.Publish(trainer, 1);  // although it was not told that it is registered
   world_.executor.Advance(100ms);
   EXPECT_EQ(world_.core->counts().sessions, 0U);
-  world_.executor.Advance(10s);
-  EXPECT_EQ(world_.worker("engine", 0).updated.value().code(), Code::kDeadlineExceeded);
+  world_.executor.Advance(3s);
+  EXPECT_OK(world_.worker("engine", 0).updated.value());
 }
 
 TEST_F(RegistrationSim, GivesUpAtTheDeadlineAndLeavesNothingBehind) {

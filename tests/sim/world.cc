@@ -411,6 +411,10 @@ Worker& World::Register(const std::string& agent, const std::string& job, Role r
   fresh.agent = agent;
   fresh.request = ++requests_;
   fresh.live = options.live_version;
+  fresh.content = options.live_version;
+  for (const Held& held : options.held) {
+    if (held.policy == daemon::SlowConsumer::kSnapshot) fresh.snapshots.insert(held.version);
+  }
   Worker& worker = workers[fresh.identity.ToString()] = fresh;
   RankLayout layout = LayoutOf(rank, rank_count);
   if (options.change) options.change(layout);
@@ -427,6 +431,14 @@ Worker& World::Register(const std::string& agent, const std::string& job, Role r
   registration.set_seen_epoch(options.seen_epoch);
   registration.set_live_version(options.live_version);
   registration.set_dirty(options.dirty);
+  registration.set_publishing(options.publishing);
+  for (const Held& held : options.held) {
+    proto::HeldVersion& out = *registration.add_held();
+    out.set_version(held.version);
+    out.set_policy(static_cast<std::uint32_t>(held.policy));
+    out.set_min_replicas(held.min_replicas);
+    out.set_keep_last(held.keep_last);
+  }
   for (const std::string& name : options.leave_out) registration.add_leave_out(name);
   this->agent(agent).Say(std::move(message));
   executor.RunReady();

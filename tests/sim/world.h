@@ -134,6 +134,13 @@ class World {
   /// One rank's share of the model: tensor "w", cut evenly in one dimension, and "norm", whole.
   static RankLayout LayoutOf(std::uint32_t rank, std::uint32_t rank_count);
 
+  /// A version that a producer brings back.
+  struct Held {
+    std::uint64_t version = 0;
+    daemon::SlowConsumer policy = daemon::SlowConsumer::kWait;
+    std::uint32_t min_replicas = 1;
+    std::uint32_t keep_last = 0;
+  };
   struct JobOptions {
     std::string channel = "policy";
     std::uint32_t replica = 0;
@@ -143,6 +150,8 @@ class World {
     std::uint64_t known_epoch = 0;
     std::uint64_t seen_epoch = 0;
     std::uint64_t live_version = 0;
+    std::vector<Held> held = {};
+    std::uint64_t publishing = 0;
     bool dirty = false;
     std::vector<std::string> leave_out = {};
     std::function<void(RankLayout&)> change = {};

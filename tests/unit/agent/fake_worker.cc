@@ -16,10 +16,6 @@ TimePoint Deadline() {
   return std::chrono::steady_clock::now() + kPatience;
 }
 
-float ValueAt(std::uint64_t linear, std::uint32_t seed) {
-  return static_cast<float>((linear * 31 + seed * 1009) % 16777213);
-}
-
 }  // namespace
 
 FakeWorker::FakeWorker(std::string socket_path, RankIdentity identity)
@@ -27,6 +23,10 @@ FakeWorker::FakeWorker(std::string socket_path, RankIdentity identity)
   page_fd_ = *CreateMemfd("test-page", wire::kControlPageBytes);
   page_ = *Mapping::Create(page_fd_.get(), wire::kControlPageBytes, Mapping::Access::kReadWrite);
   new (page_.data()) wire::ControlPage();
+}
+
+float FakeWorker::ValueAt(std::uint64_t linear, std::uint32_t seed) {
+  return static_cast<float>((linear * 31 + seed * 1009) % 16777213);
 }
 
 FakeWorker::~FakeWorker() {
@@ -117,6 +117,7 @@ Result<wire::Registered> FakeWorker::Register(FlipMode flip, Proof proof) {
   ask.flip = flip;
   ask.proof = proof;
   ask.private_mode = private_mode_.value_or(0);
+  ask.back = back;
   TB_ASSIGN_OR_RETURN(const wire::Frame frame,
                       Ask(wire::MessageType::kRegister, wire::Encode(ask)));
   TB_ASSIGN_OR_RETURN(const wire::Registered registered,
@@ -176,7 +177,7 @@ wire::Released FakeWorker::Release(std::uint64_t version, std::uint64_t timeout_
 }
 
 void FakeWorker::BumpWriteCount() {
-  reinterpret_cast<wire::ControlPage*>(page_.data())->write_count.fetch_add(1);
+  ++page().write_count;
 }
 
 void FakeWorker::Goodbye() {
@@ -253,6 +254,9 @@ std::uint64_t FakeWorker::CountWrong(std::uint32_t seed) const {
 
 const wire::ControlPage& FakeWorker::page() const {
   return *reinterpret_cast<const wire::ControlPage*>(page_.data());
+}
+wire::ControlPage& FakeWorker::page() {
+  return *reinterpret_cast<wire::ControlPage*>(page_.data());
 }
 
 void FakeWorker::Serve() {

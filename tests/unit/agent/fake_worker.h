@@ -67,11 +67,14 @@ class FakeWorker {
   /// Element `i` of piece `piece`, counted row-major.
   float& At(std::size_t piece, std::uint64_t i);
   std::uint64_t ElementCount(std::size_t piece) const;
+  /// What Fill(seed) writes into element `linear` of a logical tensor, the first of a worker.
+  static float ValueAt(std::uint64_t linear, std::uint32_t seed);
   /// Writes into every element a number made of its place in the logical tensor and `seed`.
   void Fill(std::uint32_t seed);
   /// Elements that are not what Fill(seed) writes.
   std::uint64_t CountWrong(std::uint32_t seed) const;
   const wire::ControlPage& page() const;
+  wire::ControlPage& page();
 
   /// Sends any frame and, with a request, waits for its answer.
   Result<wire::Frame> Ask(wire::MessageType type, std::vector<std::byte> body,
@@ -80,6 +83,8 @@ class FakeWorker {
   Status Send(wire::MessageType type, std::uint64_t request, std::vector<std::byte> body,
               std::vector<UniqueFd> fds = {});
   Registration registration;
+  /// What Register() says of the worker's time with another agent.
+  wire::Return back;
 
  private:
   void Serve();

@@ -371,6 +371,150 @@ TEST_F(ClientTest, RegistersAgainWithTheNextAgent) {
   EXPECT_EQ(registered_.registration.pieces, Vector().registration.pieces);
 }
 
+/// A client whose agent went away after it had published version 2, and what the next one is told.
+class ReturnTest : public ClientTest {
+ protected:
+  void SetUp() override {
+    client_ = RegisteredClient();
+    wire::Publish publish{.version = Version{2}, .min_replicas = 3, .receipts = true};
+    Offer(publish);
+  }
+  void Offer(const wire::Publish& publish) {
+    ASSERT_OK_AND_ASSIGN(const RequestId request, client_->Publish(publish));
+    agent_.Play([this] { AnswerPublish(); });
+    ASSERT_OK(client_->Wait(request, kLong));
+    agent_.Join();
+  }
+  wire::Return ComeBack() {
+    agent_.Close();
+    EXPECT_THAT(client_->Poll(), IsStatus(Code::kUnavailable, Reason::kPeerLost));
+    return Reconnect();
+  }
+  wire::Return Reconnect() {
+    agent_.Play([this] {
+      agent_.AcceptAndWelcome();
+      registered_ = agent_.TakeRegistration();
+    });
+    EXPECT_OK(client_->Reconnect(kLong));
+    agent_.Join();
+    return registered_.back;
+  }
+
+  std::unique_ptr<Client> client_;
+};
+
+TEST_F(ReturnTest, TellsTheNextAgentWhatItHolds) {
+  EXPECT_EQ(registered_.back.epoch, ChannelEpoch{}) << "it was new";
+  const wire::Return back = ComeBack();
+  EXPECT_EQ(back.epoch, ChannelEpoch{3});
+  EXPECT_EQ(back.published, Version{2});
+  EXPECT_EQ(back.publishing, Version{});
+  EXPECT_EQ(back.held.version, Version{2});
+  EXPECT_EQ(back.held.min_replicas, 3U);
+  EXPECT_TRUE(back.held.receipts);
+  EXPECT_EQ(back.write_count, client_->write_count());
+  // The fence holds as before.
+  agent_.Play([this] {
+    const auto asked = agent_.Next(MessageType::kRequestRelease);
+    EXPECT_EQ(wire::Decode<wire::RequestRelease>(asked.body)->version, Version{2});
+    agent_.Send(MessageType::kReleased, asked.request,
+                wire::Released{Version{2}, Status(Code::kDeadlineExceeded, "an engine wants it")});
+  });
+  EXPECT_THAT(client_->BeforeWrite(kLong), IsStatus(Code::kDeadlineExceeded, Reason::kNone));
+}
+
+TEST_F(ReturnTest, HoldsNothingOnceItMayHaveWritten) {
+  agent_.Close();
+  EXPECT_THAT(client_->Poll(), IsStatus(Code::kUnavailable, Reason::kPeerLost));
+  EXPECT_OK(client_->BeforeWrite(kLong));
+  const wire::Return back = Reconnect();
+  EXPECT_EQ(back.published, Version{2});
+  EXPECT_EQ(back.held.version, Version{});
+  EXPECT_OK(client_->BeforeWrite(kLong)) << "there is nothing to wait for";
+}
+
+TEST_F(ReturnTest, HoldsNothingThatWasReleased) {
+  agent_.page().released_version = 2;
+  EXPECT_EQ(ComeBack().held.version, Version{});
+}
+
+TEST_F(ReturnTest, HoldsNothingWhenTheCounterMoved) {
+  ++agent_.page().write_count;
+  EXPECT_EQ(ComeBack().held.version, Version{});
+}
+
+TEST_F(ReturnTest, SaysWhichPublishWasNotAnswered) {
+  agent_.page().released_version = 2;
+  ASSERT_OK(client_->BeforeWrite(kLong));
+  Publish(*client_, 3);
+  wire::Return back = ComeBack();
+  EXPECT_EQ(back.published, Version{2});
+  EXPECT_EQ(back.publishing, Version{3});
+  EXPECT_EQ(back.held.version, Version{});
+  Offer({.version = Version{3}});
+  back = ComeBack();
+  EXPECT_EQ(back.published, Version{3});
+  EXPECT_EQ(back.publishing, Version{});
+  EXPECT_EQ(back.held.version, Version{3});
+}
+
+TEST_F(ReturnTest, ARefusedAttemptMayBeMadeAgainAndBindsNoWriter) {
+  agent_.Close();
+  EXPECT_THAT(client_->Poll(), IsStatus(Code::kUnavailable, Reason::kPeerLost));
+  agent_.Play([this] {
+    agent_.AcceptAndWelcome();
+    agent_.Next(MessageType::kAttachSegment);
+    const auto frame = agent_.Next(MessageType::kRegister);
+    wire::Registered answer;
+    answer.status = Status(Code::kUnavailable, "no daemon", Reason::kNotRunning);
+    agent_.Send(MessageType::kReply, frame.request - 1, wire::Reply());
+    agent_.Send(MessageType::kRegistered, frame.request, answer);
+  });
+  EXPECT_THAT(client_->Reconnect(kLong), IsStatus(Code::kUnavailable, Reason::kNotRunning));
+  agent_.Join();
+  EXPECT_FALSE(client_->connection().ok());
+  EXPECT_EQ(Reconnect().held.version, Version{2});
+}
+
+TEST_F(ReturnTest, AWriterWaitsForTheAgentThatIsBeingToldWhatItWouldOverwrite) {
+  agent_.Close();
+  EXPECT_THAT(client_->Poll(), IsStatus(Code::kUnavailable, Reason::kPeerLost));
+  std::atomic<bool> told = false;
+  agent_.Play([this, &told] {
+    agent_.Accept();  // the client waits for its welcome: it is connecting
+    std::thread writer([this, &told] {
+      EXPECT_OK(client_->BeforeWrite(kLong));
+      EXPECT_TRUE(told);
+    });
+    ::poll(nullptr, 0, 50);
+    agent_.Welcome();
+    registered_ = agent_.TakeRegistration();
+    const auto asked = agent_.Next(MessageType::kRequestRelease);
+    told = true;
+    agent_.page().released_version = 2;
+    agent_.Send(MessageType::kReleased, asked.request, wire::Released{Version{2}, Status()});
+    writer.join();
+  });
+  EXPECT_OK(client_->Reconnect(kLong));
+  agent_.Join();
+  EXPECT_EQ(registered_.back.held.version, Version{2});
+}
+
+TEST_F(ClientTest, AFenceHoldsForEachOfSeveralPublishesOnTheirWay) {
+  auto client = RegisteredClient();
+  Publish(*client, 1);
+  const RequestId second = Publish(*client, 2);
+  agent_.Play([this] {
+    AnswerPublish();
+    AnswerPublish(Status(Code::kFailedPrecondition, "still busy", Reason::kBusy));
+    const auto asked = agent_.Next(MessageType::kRequestRelease);
+    EXPECT_EQ(wire::Decode<wire::RequestRelease>(asked.body)->version, Version{1});
+    agent_.Send(MessageType::kReleased, asked.request, wire::Released{Version{1}, Status()});
+  });
+  ASSERT_OK(client->Wait(second, kLong));
+  EXPECT_OK(client->BeforeWrite(kLong));
+}
+
 // ---- hooks and buckets
 
 TEST_F(ClientTest, RunsHooksInTheThreadThatWaits) {

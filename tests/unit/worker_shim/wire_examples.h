@@ -36,6 +36,14 @@ inline AttachSegment Example() {
   return {.segment = 3, .mapped = true, .bytes = 4096, .address = 0x7f0000001000};
 }
 template <>
+inline Publish Example() {
+  return {.version = Version{7},
+          .policy = SlowConsumer::kSnapshot,
+          .min_replicas = 2,
+          .receipts = true,
+          .keep_last = 5};
+}
+template <>
 inline Register Example() {
   Register message;
   const std::array<std::uint64_t, 2> dims = {4, 6};
@@ -52,6 +60,11 @@ inline Register Example() {
   message.dirty = true;
   message.leave_out = {"x"};
   message.private_mode = 3;
+  message.back = {.epoch = ChannelEpoch{4},
+                  .published = Version{7},
+                  .publishing = Version{9},
+                  .held = Example<Publish>(),
+                  .write_count = 11};
   return message;
 }
 template <>
@@ -63,14 +76,6 @@ inline Registered Example() {
           .epoch = ChannelEpoch{4},
           .register_seconds = 0.25,
           .prefault_seconds = 0.5};
-}
-template <>
-inline Publish Example() {
-  return {.version = Version{7},
-          .policy = SlowConsumer::kSnapshot,
-          .min_replicas = 2,
-          .receipts = true,
-          .keep_last = 5};
 }
 template <>
 inline RequestRelease Example() {

@@ -128,7 +128,23 @@ TEST(Wire, KeepsItsBytes) {
             "01000000"
             "01000000"
             "78"
-            "03");
+            "03"
+            "0400000000000000"  // back
+            "0700000000000000"
+            "0900000000000000"
+            "0700000000000000"
+            "03"
+            "02000000"
+            "01"
+            "05000000"
+            "0b00000000000000");
+}
+
+TEST(Wire, RefusesAVersionHeldThatWasNeverPublished) {
+  Register message = Example<Register>();
+  message.back.held.version = Version{8};
+  EXPECT_THAT(Decode<Register>(Encode(message)),
+              IsStatus(Code::kInvalidArgument, Reason::kMalformed));
 }
 
 TEST(Wire, CarriesAnyStatus) {
