@@ -7,6 +7,7 @@
 #include "planner/balance.h"
 #include "planner/choose.h"
 #include "planner/dealer.h"
+#include "planner/order_balance.h"
 #include "planner/relay_trees.h"
 #include "planner/survivors.h"
 
@@ -51,18 +52,35 @@ struct Way {
   std::size_t tree = 0;
 };
 
+/// What each tree carries: equal parts of its order's share.
+std::vector<std::uint64_t> BytesByTree(const RelayTrees& trees,
+                                       std::span<const std::uint64_t> by_order) {
+  const std::uint64_t starts = trees.starts();
+  std::vector<std::uint64_t> bytes;
+  for (const std::uint64_t share : by_order) {
+    for (std::uint64_t start = 0; start < starts; ++start) {
+      // The same as the difference of share * start / starts, which might overflow.
+      bytes.push_back(share / starts + share % starts * (start + 1) / starts -
+                      share % starts * start / starts);
+    }
+  }
+  return bytes;
+}
+
 /// Cuts the line of a group's bytes, [begin, begin + bytes) of its supply, where a holder's share
-/// ends and into equal intervals for its trees.
-std::vector<Way> WaysOf(const Group& group, std::uint64_t begin, const Ranks& holders,
-                        std::span<const std::uint64_t> holder_ends) {
-  const std::uint64_t trees = group.trees.count();
+/// ends and into intervals for its trees. `turn`: the tree that begins. What is too small to be cut
+/// falls to the last, so groups begin at different ones.
+std::vector<Way> WaysOf(const Group& group, std::size_t turn,
+                        std::span<const std::uint64_t> tree_bytes, std::uint64_t begin,
+                        const Ranks& holders, std::span<const std::uint64_t> holder_ends) {
+  const std::size_t trees = group.trees.count();
   std::vector<Way> ways;
   std::size_t holder = 0;
   while (holder + 1 < holders.size() && holder_ends[holder] <= begin) ++holder;
-  for (std::uint64_t tree = 0; tree < trees; ++tree) {
-    // The same as bytes * (tree + 1) / trees, which might overflow.
-    const std::uint64_t end =
-        group.bytes / trees * (tree + 1) + group.bytes % trees * (tree + 1) / trees;
+  std::uint64_t end = 0;
+  for (std::size_t i = 0; i < trees; ++i) {
+    const std::size_t tree = (turn + i) % trees;
+    end += tree_bytes[tree];
     while (holder + 1 < holders.size() && holder_ends[holder] < begin + end) {
       ways.push_back({holder_ends[holder] - begin, holders[holder], tree});
       ++holder;
@@ -176,22 +194,24 @@ class RelayChooser {
     }
     far_.dealt.resize(far_.list.size());
     near_.dealt.resize(near_.list.size());
+    OrderBalance orders(match_.target->rank_count);
+    for (const Group& group : groups_) orders.CountRoot(group.trees, group.bytes);
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       const Group& group = groups_[g];
       Supplies& supplies = group.near ? near_ : far_;
       const std::vector<std::uint64_t>& ends =
           (group.near ? shares.near : shares.far)[group.supply];
       std::uint64_t& dealt = supplies.dealt[group.supply];
-      TB_RETURN_IF_ERROR(
-          Deal(group, g, WaysOf(group, dealt, supplies.list[group.supply].holders, ends)));
+      const std::vector<std::uint64_t> tree_bytes =
+          BytesByTree(group.trees, orders.Share(group.trees, group.bytes));
+      TB_RETURN_IF_ERROR(Deal(
+          group, WaysOf(group, g, tree_bytes, dealt, supplies.list[group.supply].holders, ends)));
       dealt += group.bytes;
     }
     return {};
   }
 
-  /// `turn`: the tree that begins. What is too small to be cut falls to the last, so groups begin
-  /// at different ones.
-  Status Deal(const Group& group, std::size_t turn, const std::vector<Way>& ways) {
+  Status Deal(const Group& group, const std::vector<Way>& ways) {
     std::vector<std::uint64_t> ends;
     for (const Way& way : ways) ends.push_back(way.end);
     Dealer dealer(std::move(ends), &out_);
@@ -202,7 +222,7 @@ class RelayChooser {
         const Way& way = ways[part.taker];
         copies_ += group.target_count;
         if (copies_ > kMaxPlanParts) return TooManyCopies();
-        for (const RelayStep& step : group.trees.Steps((way.tree + turn) % group.trees.count())) {
+        for (const RelayStep& step : group.trees.Steps(way.tree)) {
           const std::uint32_t sender = step.hop == 0 ? way.holder : step.sender;
           transfers.push_back(
               {step.target, sender, part.box, part.first, part.last, step.hop, 0, false});

@@ -22,6 +22,10 @@ RelayTrees::RelayTrees(std::vector<std::vector<std::uint32_t>> nodes, bool root_
   }
 }
 
+std::size_t RelayTrees::LastNode(std::size_t order) const {
+  return nodes_.size() - node_orders_ + (order + node_orders_ - 1) % node_orders_;
+}
+
 std::vector<RelayStep> RelayTrees::Steps(std::size_t tree) const {
   const std::size_t first_node = tree / starts_;
   const std::size_t start = tree % starts_;

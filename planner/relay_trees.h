@@ -18,10 +18,11 @@ struct RelayStep {
 /// chain of its ranks. So each byte leaves the sources once and enters each node once.
 ///
 /// There is one tree for every order of the nodes (rotations) and every rank of a node to begin
-/// with (rotations too). When each tree carries as much, a rank sends on less than it receives:
-/// of the k bytes that k ranks of a node receive, k - 1 are passed on inside and less than one
-/// leaves. And every rank receives as much of each hop, so that hops can follow one another in
-/// rounds and no link idles. Immutable.
+/// with (rotations too). When the trees of one order carry as much each, a rank sends on no more
+/// than it receives: of the k bytes that k ranks of a node receive, k - 1 are passed on inside and
+/// at most one leaves. And every rank receives as much of each hop, so that hops can follow one
+/// another in rounds and no link idles. What a node sends to other nodes depends on the order: the
+/// last one sends nothing there. Immutable.
 class RelayTrees {
  public:
   /// `nodes`: the targets by node, none empty. When `root_first`, the first node has the bytes of
@@ -29,6 +30,13 @@ class RelayTrees {
   RelayTrees(std::vector<std::vector<std::uint32_t>> nodes, bool root_first);
 
   std::size_t count() const { return node_orders_ * starts_; }
+  /// Trees [order * starts(), (order + 1) * starts()) go through the nodes in one order.
+  std::size_t orders() const { return node_orders_; }
+  std::size_t starts() const { return starts_; }
+  std::span<const std::vector<std::uint32_t>> nodes() const { return nodes_; }
+  bool root_first() const { return root_first_; }
+  /// The node, as an index into nodes(), that comes last in an order.
+  std::size_t LastNode(std::size_t order) const;
 
   /// The copies of one tree, every target's once, after that of its sender.
   std::vector<RelayStep> Steps(std::size_t tree) const;
