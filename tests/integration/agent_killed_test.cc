@@ -40,7 +40,7 @@ class AgentKilled : public testing::AgentBus {
     client::ConnectOptions connect;
     connect.identity = Engine(0, 0, rank_count);
     connect.agent_socket = dir_.Join("b.sock");
-    ASSERT_OK(Soon([&] {
+    ASSERT_OK(OnceItListens([&] {
       auto client = client::Client::Connect(connect);
       if (client.ok()) engine_ = std::make_unique<client::Client>(*std::move(client));
       return client.status();
@@ -68,16 +68,22 @@ class AgentKilled : public testing::AgentBus {
     columns_ = columns;
   }
 
-  /// Until the agent listens.
-  static Status Soon(const std::function<Status()>& attempt) {
+  static bool Soon(const std::function<bool()>& reached) {
     const TimePoint deadline = std::chrono::steady_clock::now() + kPatience;
-    for (;;) {
-      const Status status = attempt();
-      if (status.reason() != Reason::kNotRunning || std::chrono::steady_clock::now() > deadline) {
-        return status;
-      }
+    while (!reached()) {
+      if (std::chrono::steady_clock::now() > deadline) return false;
       ::poll(nullptr, 0, 5);
     }
+    return true;
+  }
+  /// What an attempt says once the agent listens.
+  static Status OnceItListens(const std::function<Status()>& attempt) {
+    Status status;
+    Soon([&] {
+      status = attempt();
+      return status.reason() != Reason::kNotRunning;
+    });
+    return status;
   }
 
   void StartUpdate() {
@@ -155,7 +161,7 @@ TEST_F(AgentKilled, InTheMiddleOfACopyLeavesTheEngineDirtyUntilAnUpdateRepairsIt
 
   second.ServeBuckets(true);
   StartAgent("b");
-  ASSERT_OK(Soon([this] { return engine_->Reconnect(kPatience); }));
+  ASSERT_OK(OnceItListens([this] { return engine_->Reconnect(kPatience); }));
   EXPECT_EQ(Replica().state(), "dirty");
   EXPECT_EQ(engine_->live_version(), Version{});
   ASSERT_NO_FATAL_FAILURE(StartUpdate());
@@ -195,16 +201,18 @@ TEST_F(AgentKilled, WhenTheFlipMayHaveBegunMakesTheWholeReplicaDirty) {
   const bool asked_to_stop =
       ServeUntil([this] { return last_hook_ == client::HookKind::kFlipBegin; });
   agents_[1]->Kill(SIGKILL);
+  const bool missed = Soon([this] { return Replica().ranks_size() == 1; });
   stopped = true;
   stopped.notify_all();
   ASSERT_TRUE(asked_to_stop);
+  ASSERT_TRUE(missed);
   EXPECT_THAT(AwaitUpdate(), IsStatus(Code::kFailedPrecondition, Reason::kDirty));
   EXPECT_EQ(engine_->live_version(), Version{});
   EXPECT_THAT(other.AwaitUpdate(asked).status, IsStatus(Code::kUnavailable, Reason::kPeerLost));
   EXPECT_EQ(other.CountWrong(1), 0U) << "its agent says that it is clean, and it is";
 
   StartAgent("b");
-  ASSERT_OK(Soon([this] { return engine_->Reconnect(kPatience); }));
+  ASSERT_OK(OnceItListens([this] { return engine_->Reconnect(kPatience); }));
   const proto::ReplicaStatus replica = Replica();
   EXPECT_EQ(replica.state(), "dirty");
   ASSERT_EQ(replica.ranks_size(), 2);
