@@ -76,6 +76,7 @@ struct Rank {
   Version live_version;
   bool dirty = false;
   std::optional<SessionId> target_of;  ///< the session that writes to it now
+  std::uint64_t target_count = 0;      ///< sessions so far that it was the target of
 
   // Producers.
   Version published;

@@ -83,6 +83,7 @@ Status Session::FindParts() {
           Reason::kBusy};
     }
     rank->target_of = spec_.id;
+    ++rank->target_count;
     rank->epoch = spec_.epoch;
     TargetPart part;
     part.rank = rank;

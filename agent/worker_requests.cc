@@ -32,6 +32,11 @@ std::uint64_t MillisecondsUntil(TimePoint deadline, TimePoint now) {
   return static_cast<std::uint64_t>(std::max<std::int64_t>(1, left));
 }
 
+Status WrittenMeanwhile(const Rank& rank) {
+  return {Code::kAborted, rank.Name() + " was brought a version while it was digested; claim again",
+          Reason::kBusy};
+}
+
 std::string_view HookName(wire::MessageType hook) {
   switch (hook) {
     case wire::MessageType::kFence:
@@ -463,6 +468,9 @@ void WorkerDesk::OnClaim(Worker& worker, const wire::Frame& frame) {
   if (refused.status.ok() && worker.claim.has_value()) {
     refused.status = Status(Code::kFailedPrecondition, "a claim is under way", Reason::kBusy);
   }
+  if (refused.status.ok() && worker.rank->target_of.has_value()) {
+    refused.status = WrittenMeanwhile(*worker.rank);
+  }
   if (refused.status.ok() && !host_.daemon_ready()) refused.status = NoDaemon();
   if (!refused.status.ok()) {
     return Send(worker, wire::MessageType::kClaimed, frame.request, refused);
@@ -481,12 +489,15 @@ void WorkerDesk::OnClaim(Worker& worker, const wire::Frame& frame) {
       }));
   const std::shared_ptr<const PieceIndex> pieces = worker.rank->pieces;
   DigestPieces({pool_, executor_}, pieces, worker.rank->memory,
-               [this, alive = alive_, connection = worker.connection, pieces,
-                request](const Result<std::vector<DigestSum>>& sums) {
+               [this, alive = alive_, connection = worker.connection, pieces, request,
+                sessions = worker.rank->target_count](const Result<std::vector<DigestSum>>& sums) {
                  if (!*alive) return;
-                 IfThere(connection, [this, &pieces, &sums, request](Worker& at) {
+                 IfThere(connection, [this, &pieces, &sums, request, sessions](Worker& at) {
                    if (!at.claim.has_value() || at.claim->daemon_request != request) return;
                    if (!sums.ok()) return AnswerClaim(at, sums.status(), {});
+                   if (at.rank->target_count != sessions) {
+                     return AnswerClaim(at, WrittenMeanwhile(*at.rank), {});
+                   }
                    proto::AgentMessage message;
                    proto::ClaimVersion& out = *message.mutable_claim_version();
                    out.set_request(request);

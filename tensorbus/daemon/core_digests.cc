@@ -56,6 +56,8 @@ struct Core::ClaimRun {
   std::uint64_t request = 0;
   /// What the rank had registered; another one since then is another claim.
   std::shared_ptr<const std::string> registered;
+  /// Sessions its replica had seen; one more since then may have written what is claimed.
+  std::uint64_t session_count = 0;
   std::shared_ptr<const Claimed> claimed;
   struct Candidate {
     Version version;
@@ -115,6 +117,12 @@ Result<std::shared_ptr<const Claimed>> ReadClaim(const RankPart& part,
     return Status(Code::kInvalidArgument, part.claim.who + " claims nothing", Reason::kMalformed);
   }
   return std::shared_ptr<const Claimed>(std::move(claimed));
+}
+
+Status WrittenMeanwhile(const RankIdentity& identity) {
+  return {Code::kAborted,
+          identity.ToString() + " was brought a version while its claim was compared; claim again",
+          Reason::kBusy};
 }
 
 /// Who of the holders of a layout is asked for what. Errors: planner's, when they do not hold all.
@@ -322,7 +330,11 @@ void Core::OnClaim(Agent& agent, const proto::ClaimVersion& message) {
                identity->ToString() + " is not registered as a consumer; register it first"),
         {});
   }
+  const Replica& replica =
+      channels_.at(identity->channel).replicas.at({identity->job, identity->replica});
+  if (replica.session.value != 0) return EndClaim(*run, WrittenMeanwhile(*identity), {});
   run->registered = rank->layout_blob;
+  run->session_count = replica.session_count;
   const RankPart part = {.rank = identity->rank,
                          .blob = rank->layout_blob,
                          .bytes = rank->bytes,
@@ -438,13 +450,18 @@ void Core::JudgeCandidate(const std::shared_ptr<ClaimRun>& run) {
   NextCandidate(run);
 }
 
-void Core::EndClaim(const ClaimRun& run, const Status& status, Version version) {
+void Core::EndClaim(const ClaimRun& run, const Status& outcome, Version version) {
   proto::ClaimAnswered reply;
   reply.set_request(run.request);
   RankState* rank = FindRank(KeyOf(run.identity));
   if (rank != nullptr && (rank->agent != run.agent || rank->layout_blob != run.registered)) {
     rank = nullptr;
   }
+  const bool written =
+      rank != nullptr && channels_.at(run.identity.channel)
+                                 .replicas.at({run.identity.job, run.identity.replica})
+                                 .session_count != run.session_count;
+  const Status status = written ? WrittenMeanwhile(run.identity) : outcome;
   // Whatever it was thought to serve, it holds something else: the next update brings bytes.
   if (rank != nullptr && status.reason() == Reason::kChecksumMismatch) rank->live = {};
   if (status.ok() && rank != nullptr) {

@@ -256,6 +256,7 @@ void Core::OpenSession(Channel& channel, Replica& replica, const VersionState& v
   }
   const SessionId id = config.id;
   replica.session = id;
+  ++replica.session_count;
   RunningSession running{.session = Session(std::move(config)),
                          .timer = 0,
                          .phase_since = now,

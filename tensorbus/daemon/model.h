@@ -176,7 +176,8 @@ struct Replica {
   /// Names the work that puts its layouts together or compares them with the channel's; 0 for none.
   /// Until it is done no session opens.
   std::uint64_t assembly = 0;
-  SessionId session;  ///< running; 0 for none
+  SessionId session;                ///< running; 0 for none
+  std::uint64_t session_count = 0;  ///< opened for it so far
 
   bool complete() const { return layout != nullptr; }
   bool dirty() const;

@@ -196,6 +196,41 @@ TEST_F(DigestSim, AClaimSaysNothingOfAProcessThatCameAfterIt) {
   });
 }
 
+TEST_F(DigestSim, AClaimSaysNothingOfMemoryThatIsWrittenMeanwhile) {
+  Start();
+  Sync();
+  Worker& worker = world_.worker("engine", 0);
+  const auto live = [this] {
+    std::uint64_t out = 0;
+    world_.core->GetStatus({}, [&](Result<proto::StatusReply> reply) {
+      out = reply->channels(0).replicas(0).live_version();
+    });
+    return out;
+  };
+  for (const bool proved : {true, false}) {
+    const std::uint64_t next = live() + 1;
+    world_.PublishAll("trainer", next);
+    world_.Update(worker, Selector::kLatest, 10s);
+    worker.content = proved ? next : 5;
+    world_.side_work.duration = 1s;
+    world_.Claim(worker);
+    for (const std::uint32_t rank : {1U, 2U}) {
+      world_.Update(world_.worker("engine", rank), Selector::kLatest, 10s);
+    }
+    ASSERT_EQ(world_.core->counts().sessions, 1U);
+    world_.executor.Advance(10s);
+    ASSERT_TRUE(worker.claimed);
+    EXPECT_THAT(*worker.claimed, IsStatus(Code::kAborted, Reason::kBusy));
+    EXPECT_EQ(live(), next);
+  }
+  world_.PublishAll("trainer", live() + 1);
+  world_.UpdateAll("engine", Selector::kLatest, 10s);
+  ASSERT_EQ(world_.core->counts().sessions, 1U);
+  world_.Claim(worker);
+  ASSERT_TRUE(worker.claimed);
+  EXPECT_THAT(*worker.claimed, IsStatus(Code::kAborted, Reason::kBusy));
+}
+
 TEST_F(DigestSim, LetsAnEngineProveWhichVersionItLoaded) {
   Start();
   for (Worker* worker : world_.WorkersOf("engine")) {

@@ -610,6 +610,44 @@ TEST_F(AgentFixture, AClaimTheDaemonNeverAnswersEnds) {
   }
 }
 
+TEST_F(AgentFixture, MemoryThatASessionWritesIsNotClaimed) {
+  StartPair(FlipMode::kInPlace);
+  PublishAll(1);
+  Hold(FakeDaemon::Step::kFinish);
+  const auto requests = StartUpdateAll();
+  ASSERT_TRUE(daemon.AwaitReceived(proto::AgentMessage::kSessionReceipt, 2));
+  ASSERT_OK_AND_ASSIGN(const wire::Frame frame, targets[0]->Ask(MessageType::kClaim, {}));
+  ASSERT_OK_AND_ASSIGN(const auto claimed, wire::Decode<wire::Claimed>(frame.body));
+  EXPECT_THAT(claimed.status, IsStatus(Code::kAborted, Reason::kBusy));
+  ReleaseHeld();
+  for (const auto& updated : AwaitAll(requests)) ASSERT_OK(updated.status);
+}
+
+TEST_F(AgentFixture, AClaimEndsWhenASessionBeginsToWriteWhatItDigests) {
+  AddSource(0, 1, Rows(0, 64));
+  auto& target = AddTarget(0, 1, Rows(0, 64));
+  target.UsePrivateMemory(static_cast<std::uint8_t>(MemoryMode::kBucket));
+  ConnectAll(FlipMode::kShadow);
+  const std::uint64_t update = target.StartUpdate();
+  const std::uint64_t orders = target.bucket_orders();
+  target.HoldBuckets(true);
+  Result<wire::Frame> frame = Status(Code::kUnknown, "not answered");
+  std::thread claiming([&] { frame = target.Ask(MessageType::kClaim, {}); });
+  const TimePoint deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (target.bucket_orders() == orders && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  PublishAll(1);
+  EXPECT_TRUE(daemon.AwaitReceived(proto::AgentMessage::kSessionReady, 1));
+  target.HoldBuckets(false);
+  claiming.join();
+  ASSERT_OK(frame);
+  ASSERT_OK_AND_ASSIGN(const auto claimed, wire::Decode<wire::Claimed>(frame->body));
+  EXPECT_THAT(claimed.status, IsStatus(Code::kAborted, Reason::kBusy));
+  EXPECT_TRUE(daemon.Received(proto::AgentMessage::kClaimVersion).empty());
+  EXPECT_OK(target.AwaitUpdate(update).status);
+}
+
 // A worker that changes its place in the job: the same process, the same connection.
 TEST_F(AgentFixture, RegistersAnotherLayoutOnTheSameConnection) {
   StartPair(FlipMode::kShadow);

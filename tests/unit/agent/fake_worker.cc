@@ -71,6 +71,12 @@ void FakeWorker::ServeBuckets(bool serve) {
   serve_buckets_ = serve;
 }
 
+void FakeWorker::HoldBuckets(bool hold) {
+  MutexLock lock(mutex_);
+  hold_buckets_ = hold;
+  changed_.NotifyAll();
+}
+
 std::uint64_t FakeWorker::bucket_orders() const {
   MutexLock lock(mutex_);
   return bucket_orders_;
@@ -318,6 +324,9 @@ void FakeWorker::HandleBucket(wire::Frame frame) {
   {
     MutexLock lock(mutex_);
     ++bucket_orders_;
+    const TimePoint deadline = Deadline();
+    while (hold_buckets_ && changed_.WaitUntil(mutex_, deadline)) {
+    }
     if (!serve_buckets_) return;
   }
   const wire::BucketWork work = *wire::Decode<wire::BucketWork>(frame.body);

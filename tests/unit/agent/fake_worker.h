@@ -37,6 +37,8 @@ class FakeWorker {
   /// Whether orders to pack and unpack are served at once (the default) or never: as a worker does
   /// that is busy with something else.
   void ServeBuckets(bool serve);
+  /// Whether orders, and all that comes behind them, wait until this is taken back.
+  void HoldBuckets(bool hold);
   /// Orders to pack or unpack that came.
   std::uint64_t bucket_orders() const;
 
@@ -112,6 +114,7 @@ class FakeWorker {
   std::vector<wire::Updated> unasked_ TB_GUARDED_BY(mutex_);
   std::function<Status(wire::MessageType)> hook_ TB_GUARDED_BY(mutex_);
   bool serve_buckets_ TB_GUARDED_BY(mutex_) = true;
+  bool hold_buckets_ TB_GUARDED_BY(mutex_) = false;
   std::uint64_t bucket_orders_ TB_GUARDED_BY(mutex_) = 0;
   Mutex send_mutex_;
 };
