@@ -215,6 +215,11 @@ void WorkerDesk::OnRegister(Worker& worker, wire::Frame frame) {
   if (rank.registering) {
     refused = Status(Code::kFailedPrecondition, "a registration of this rank is under way",
                      Reason::kBusy);
+  } else if (worker.waits()) {
+    refused = Status(Code::kFailedPrecondition,
+                     "another request of this rank has no answer yet; wait for it, or cancel it, "
+                     "before registering anew",
+                     Reason::kBusy);
   } else if (!rank.attach_failure.ok()) {
     refused = rank.attach_failure;
   }

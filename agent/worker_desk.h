@@ -160,6 +160,11 @@ class WorkerDesk {
     std::optional<PendingPublish> publish;
     std::map<Version, PendingRelease> releases;
     std::optional<PendingClaim> claim;
+
+    /// Whether a request other than a registration is to be answered.
+    bool waits() const {
+      return update.has_value() || publish.has_value() || claim.has_value() || !releases.empty();
+    }
   };
 
   // worker_desk.cc

@@ -648,6 +648,16 @@ TEST_F(AgentFixture, AClaimEndsWhenASessionBeginsToWriteWhatItDigests) {
   EXPECT_OK(target.AwaitUpdate(update).status);
 }
 
+TEST_F(AgentFixture, ARankThatWaitsForAnAnswerIsNotRegisteredAnew) {
+  StartPair(FlipMode::kShadow);
+  const std::uint64_t request = targets[0]->StartUpdate(/*timeout_ms=*/200);
+  ASSERT_TRUE(daemon.AwaitReceived(proto::AgentMessage::kRequestVersion, 1));
+  EXPECT_THAT(targets[0]->Register(FlipMode::kShadow).status(),
+              IsStatus(Code::kFailedPrecondition, Reason::kBusy));
+  EXPECT_EQ(targets[0]->AwaitUpdate(request).status.code(), Code::kDeadlineExceeded);
+  EXPECT_OK(targets[0]->Register(FlipMode::kShadow));
+}
+
 // A worker that changes its place in the job: the same process, the same connection.
 TEST_F(AgentFixture, RegistersAnotherLayoutOnTheSameConnection) {
   StartPair(FlipMode::kShadow);
