@@ -188,7 +188,8 @@ class Client {
   Status HandleBucketWork(const wire::Frame& frame) TB_REQUIRES(mutex_);
   Status HandleAttachBucket(wire::Frame frame) TB_REQUIRES(mutex_);
   Status AwaitUnread(TimePoint deadline) TB_REQUIRES(mutex_);
-  wire::Return BackFrom() const TB_REQUIRES(mutex_);
+  /// What the next agent is told of the one before.
+  wire::Return MakeReturn() const TB_REQUIRES(mutex_);
   void Lose(Status why) TB_REQUIRES(mutex_);
   void NotePublished(const Outcome& outcome, std::uint64_t request) TB_REQUIRES(mutex_);
   void NoteUpdated(const Outcome& outcome, std::uint64_t request) TB_REQUIRES(mutex_);

@@ -57,7 +57,7 @@ Result<wire::Registered> Client::Register(wire::Register message, Nanos timeout)
   return SendRegistration(deadline, /*returns=*/false);
 }
 
-wire::Return Client::BackFrom() const {
+wire::Return Client::MakeReturn() const {
   wire::Return back;
   back.epoch = epoch_;
   back.published = accepted_.message.version;
@@ -110,7 +110,7 @@ Result<wire::Registered> Client::SendRegistration(TimePoint deadline, bool retur
     if (any_private) ::prctl(PR_SET_PTRACER, agent_pid_, 0, 0, 0);
     // The agent orders nothing from these pieces before it has read the registration.
     buckets_.SetMemory(registration_->registration, std::move(addresses));
-    registration_->back = returns ? BackFrom() : wire::Return();
+    registration_->back = returns ? MakeReturn() : wire::Return();
     TB_ASSIGN_OR_RETURN(registered, Ask(MessageType::kRegister, MessageType::kRegistered,
                                         wire::Encode(*registration_)));
   }
