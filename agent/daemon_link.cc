@@ -62,8 +62,9 @@ void DaemonLink::OnWelcome(const proto::Welcome& welcome) {
                      Reason::kProtocolVersion);
   }
   if (!refused.ok()) {
-    if (!std::exchange(refused_, true))
+    if (!std::exchange(refused_, true)) {
       Log(LogLevel::kError, "daemon_refused", {{"error", refused}});
+    }
     told_ = true;
     pause_ = options_.retry_max;  // it takes somebody to change that
     return Lost(refused);

@@ -232,7 +232,6 @@ void WorkerDesk::OnRegister(Worker& worker, wire::Frame frame) {
   if (rank.pieces != nullptr) {
     // Another layout or other places: for everybody else this rank leaves and another one comes,
     // also while no daemon knows it. Routes bound to its old memory must not outlive that.
-    const std::uint64_t request = frame.request;
     Leave(worker, true, "registers a new layout");
     auto fresh = std::make_shared<Rank>();
     fresh->identity = rank.identity;
@@ -243,7 +242,6 @@ void WorkerDesk::OnRegister(Worker& worker, wire::Frame frame) {
     fresh->segments = std::move(rank.segments);
     worker.rank = std::move(fresh);
     by_key_.emplace(RankKey::Of(worker.rank->identity), worker.connection);
-    frame.request = request;
   }
   Rank& joining = *worker.rank;
   joining.registering = true;
@@ -323,7 +321,7 @@ void WorkerDesk::RegistrationChecked(ConnectionId connection, Result<CheckedRegi
   if (held == rank.publishes.end() || !held->second.receipts) {
     return JoinDaemon(*worker, *std::move(checked));
   }
-  // Those that were made at publish went with the agent that made them.
+  // The receipts that were made at publish went with the agent that made them.
   const auto kept = std::make_shared<CheckedRegistration>(*std::move(checked));
   DigestPieces({pool_, executor_}, kept->pieces,
                kept->memory != nullptr ? kept->memory : rank.memory,

@@ -198,8 +198,9 @@ std::string Crew::LogTails() const {
       lines.push_back(std::move(line));
       if (lines.size() > kTailLines) lines.erase(lines.begin());
     }
-    for (const std::string& line : lines)
+    for (const std::string& line : lines) {
       text += fmt::format("  [{}] {}\n", name(m), Printable(line));
+    }
   }
   return text;
 }

@@ -14,7 +14,8 @@ namespace {
 
 constexpr std::size_t kMaxEndpoints = 64;
 constexpr std::size_t kMaxEndpointBytes = 512;
-/// In which an agent says something, if it lives, before another may take its name.
+/// In which an agent says something, if it lives, before another may take its name. Together
+/// shorter than the other waits for its Welcome.
 constexpr int kBeatsToKeepAName = 3;
 
 Status CheckHello(const proto::Hello& hello) {
@@ -140,9 +141,9 @@ void Core::Admit(rpc::PortId id, const proto::Hello& hello) {
   UpdateGauges();
 }
 
-/// Either the same agent again, whose old stream is dead without our having heard of it yet, or
-/// another one that was given the same name. Whether the old one still beats tells them apart; if
-/// its end comes first, the name is free at once.
+// Either the same agent again, whose old stream is dead without our having heard of it yet, or
+// another one that was given the same name. Whether the old one still beats tells them apart; if
+// its end comes first, the name is free at once.
 void Core::AwaitName(rpc::PortId id, const proto::Hello& hello) {
   ports_.at(id).waiting = hello;
   executor_.PostAfter(options_.heartbeat * kBeatsToKeepAName,
