@@ -53,6 +53,9 @@ Result<wire::Registered> Client::Register(wire::Register message, Nanos timeout)
     TB_RETURN_IF_ERROR(Validate(message.registration, options_.identity.rank,
                                 options_.identity.role == Role::kConsumer));
     registration_ = std::move(message);
+    // What was published was what lay where the registration before this one said.
+    accepted_ = Offer();
+    unanswered_ = Version();
   }
   return SendRegistration(deadline, /*returns=*/false);
 }

@@ -443,6 +443,16 @@ TEST_F(ReturnTest, HoldsNothingWhenTheCounterMoved) {
   EXPECT_EQ(ComeBack().held.version, Version{});
 }
 
+TEST_F(ReturnTest, HoldsNothingOfALayoutThatAnotherOneReplaced) {
+  agent_.Play([this] { registered_ = agent_.TakeRegistration(); });
+  ASSERT_OK(client_->Register(Vector(), kLong));
+  agent_.Join();
+  const wire::Return back = ComeBack();
+  EXPECT_EQ(back.epoch, ChannelEpoch{3});
+  EXPECT_EQ(back.published, Version{});
+  EXPECT_EQ(back.held.version, Version{});
+}
+
 TEST_F(ReturnTest, SaysWhichPublishWasNotAnswered) {
   agent_.page().released_version = 2;
   ASSERT_OK(client_->BeforeWrite(kLong));
