@@ -185,7 +185,7 @@ class WorkerDesk {
   void RegisterAnew(Worker& worker, const std::string& why);
   void AnswerRegistered(Worker& worker, const Status& status, ChannelEpoch epoch);
   void Leave(Worker& worker, bool on_purpose, const std::string& why);
-  // worker_requests.cc
+  // worker_publish.cc
   void OnPublish(Worker& worker, wire::Frame frame);
   void MakeSnapshot(Worker& worker);
   void MakeReceipts(Worker& worker, std::shared_ptr<const MemoryAccess> memory);
@@ -199,6 +199,7 @@ class WorkerDesk {
   void AskRelease(Worker& worker, Version version, const PendingRelease& pending);
   void AnswerRelease(Worker& worker, Version version, const Status& status);
   void Released(Worker& worker, Version version);
+  // worker_requests.cc
   void OnUpdate(Worker& worker, wire::Frame frame);
   void AskUpdate(Worker& worker);
   void AnswerUpdate(Worker& worker, wire::Updated updated);
