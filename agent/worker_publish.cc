@@ -177,6 +177,8 @@ void WorkerDesk::AwaitAccepted(Worker& worker) {
 }
 
 void WorkerDesk::GiveUpPublishing(Worker& worker) {
+  const bool sent = worker.publish->sent;
+  if (sent) worker.rank->unanswered = worker.publish->publish.version;
   if (!host_.daemon_ready()) return AnswerPublish(worker, NoDaemon());
   const Status late(Code::kDeadlineExceeded,
                     fmt::format("the daemon has not answered the publish of version {} by {} in "
@@ -184,8 +186,6 @@ void WorkerDesk::GiveUpPublishing(Worker& worker) {
                                 worker.publish->publish.version.value, worker.rank->Name(),
                                 Seconds(options_.publish_wait)),
                     Reason::kBusy);
-  const bool sent = worker.publish->sent;
-  if (sent) worker.rank->unanswered = worker.publish->publish.version;
   AnswerPublish(worker, late);
   if (sent) RegisterAnew(worker, late.message());
 }

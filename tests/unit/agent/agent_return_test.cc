@@ -128,6 +128,25 @@ TEST_F(AgentReturn, SaysWhichPublishWasNotAnswered) {
   EXPECT_EQ(HeldBy(LastOf(0)), std::vector<std::uint64_t>{2});
 }
 
+TEST_F(AgentReturn, SaysItAlsoOfAPublishThatWasGivenUpWithTheDaemonGone) {
+  daemon_wait = std::chrono::milliseconds(20);
+  Restart();
+  AddSource(0, 1, Rows(0, 64));
+  ConnectAll(FlipMode::kInPlace);
+  PublishAll(1);
+  daemon.set_publish_time(std::chrono::hours(1));
+  std::thread publishing([&] {
+    EXPECT_THAT(sources[0]->Publish(2), IsStatus(Code::kUnavailable, Reason::kNotRunning));
+  });
+  EXPECT_TRUE(daemon.AwaitReceived(proto::AgentMessage::kPublish, 2));
+  daemon.Crash(/*accept_again=*/false);
+  publishing.join();
+  registered_ = 1;
+  ASSERT_NO_FATAL_FAILURE(CrashDaemon());
+  EXPECT_EQ(LastOf(0).live_version(), 1U);
+  EXPECT_EQ(LastOf(0).publishing(), 2U);
+}
+
 TEST_F(AgentReturn, ARankThatGivesAPublishUpLeavesToComeBackWithTheRest) {
   daemon_wait = std::chrono::milliseconds(20);
   publish_wait = std::chrono::milliseconds(100);
