@@ -306,7 +306,8 @@ void Get(ByteReader& in, Return& back) {
   Get(in, back.publishing);
   Get(in, back.held);
   back.write_count = in.Get<std::uint64_t>();
-  if (back.held.version > back.published) in.Fail();
+  // Memory holds the newest or none.
+  if (back.held.version.value != 0 && back.held.version != back.published) in.Fail();
 }
 
 void Put(ByteWriter& out, const Register& message) {

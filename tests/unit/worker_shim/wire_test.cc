@@ -140,11 +140,15 @@ TEST(Wire, KeepsItsBytes) {
             "0b00000000000000");
 }
 
-TEST(Wire, RefusesAVersionHeldThatWasNeverPublished) {
+TEST(Wire, RefusesAVersionHeldThatWasNotPublishedLast) {
   Register message = Example<Register>();
-  message.back.held.version = Version{8};
-  EXPECT_THAT(Decode<Register>(Encode(message)),
-              IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  for (const std::uint64_t held : {6U, 8U}) {
+    message.back.held.version = Version{held};
+    EXPECT_THAT(Decode<Register>(Encode(message)),
+                IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  }
+  message.back.held.version = {};
+  EXPECT_OK(Decode<Register>(Encode(message)));
 }
 
 TEST(Wire, CarriesAnyStatus) {
