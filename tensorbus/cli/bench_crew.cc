@@ -169,8 +169,10 @@ Result<int> Crew::RunToEnd(const CrewSpec& spec, Nanos timeout) {
   Status failed;
   while (failed.ok() && items[1].revents == 0) {
     const int ready = ::poll(items.data(), items.size(), MillisecondsLeft(deadline));
+    const int poll_error = ready < 0 && errno != EINTR ? errno : 0;
     failed = ReadSignal();
-    if (failed.ok() && ready == 0) {
+    if (failed.ok() && poll_error != 0) failed = ErrnoStatus(poll_error, "poll " + spec.name);
+    if (failed.ok() && Clock::Real().Now() >= deadline && items[1].revents == 0) {
       failed = Status(Code::kDeadlineExceeded, spec.name + " did not end in time");
     }
   }

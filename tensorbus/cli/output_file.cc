@@ -1,8 +1,9 @@
 #include "tensorbus/cli/output_file.h"
 
+#include <atomic>
 #include <cerrno>
-#include <cstdlib>
 #include <fcntl.h>
+#include <filesystem>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -12,13 +13,26 @@ namespace tensorbus::cli {
 namespace {
 
 constexpr mode_t kMode = 0666;  // less the umask
+constexpr int kLinksMax = 40;   // as the kernel follows
+
+/// What `path` names, through links, also through one to a file that is not there yet.
+Result<std::string> PlaceOf(const std::string& path) {
+  std::filesystem::path place = path;
+  std::error_code error;
+  for (int links = 0; std::filesystem::is_symlink(place, error); ++links) {
+    if (links == kLinksMax) return ErrnoStatus(ELOOP, path);
+    const std::filesystem::path target = std::filesystem::read_symlink(place, error);
+    if (error) return ErrnoStatus(error.value(), path);
+    place = place.parent_path() / target;
+  }
+  return place.string();
+}
 
 }  // namespace
 
 Result<OutputFile> OutputFile::Create(const std::string& path) {
   OutputFile out;
   out.path_ = path;
-  out.place_ = path;
   struct stat info = {};
   const bool there = ::stat(path.c_str(), &info) == 0;
   if (there && !S_ISREG(info.st_mode)) {
@@ -26,14 +40,9 @@ Result<OutputFile> OutputFile::Create(const std::string& path) {
     if (!out.file_.valid()) return ErrnoStatus(errno, path);
     return out;
   }
-  if (there) {
-    // A link stays one: what it points to is replaced.
-    char* const real = ::realpath(path.c_str(), nullptr);
-    if (real == nullptr) return ErrnoStatus(errno, path);
-    out.place_ = real;
-    std::free(real);
-  }
-  const std::string draft = fmt::format("{}.new-{}", out.place_, ::getpid());
+  TB_ASSIGN_OR_RETURN(out.place_, PlaceOf(path));
+  static std::atomic<int> drafts = 0;  // two may be for one file
+  const std::string draft = fmt::format("{}.new-{}-{}", out.place_, ::getpid(), ++drafts);
   ::unlink(draft.c_str());  // of a process of the same number that was killed
   out.file_ = UniqueFd(::open(draft.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, kMode));
   if (!out.file_.valid()) return ErrnoStatus(errno, path);

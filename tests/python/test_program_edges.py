@@ -91,10 +91,10 @@ def test_help_that_cannot_be_written_is_a_failure(words):
     assert (done.returncode, done.stderr) == (1, "error: standard output cannot be written\n")
 
 
-def full_disk():
-    """Files hold 64 bytes, as on a disk that is full then."""
+def full_disk(file_bytes=64):
+    """Files hold so many bytes, as on a disk that is full then."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
 
 
 @pytest.fixture
@@ -122,18 +122,16 @@ def test_a_file_that_does_not_fit_leaves_what_was_there(tmp_path, pair, command,
     assert run(*words, flag, folder / "link").returncode == 0
     assert (folder / "link").is_symlink() and (folder / "file").stat().st_mode & 0o777 == 0o640
     assert (folder / "file").read_text() != "precious" and len(list(folder.iterdir())) == 2
+    (folder / "early").symlink_to(folder / "later")
+    assert run(*words, flag, folder / "early").returncode == 0
+    assert (folder / "early").is_symlink() and (folder / "later").is_file() and len(list(folder.iterdir())) == 4
 
 
 def test_a_trace_that_does_not_fit_leaves_no_file(runtime, tmp_path):  # noqa: F811
     ctl("up", "--timeout", "40")
     folder = tmp_path / "out"
     folder.mkdir()
-
-    def full():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4, 4))
-
-    done = run(CTL, "trace", "--out", folder / "trace.json", preexec_fn=full)
+    done = run(CTL, "trace", "--out", folder / "trace.json", preexec_fn=lambda: full_disk(4))
     assert done.returncode == 1 and "trace.json" in done.stderr
     assert list(folder.iterdir()) == []
 
