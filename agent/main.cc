@@ -131,7 +131,8 @@ void AddFlags(CLI::App& app, Flags& flags) {
   AddConfigFlags(app);
 }
 
-/// SIGTERM and SIGINT as a descriptor, blocked everywhere else; before any thread starts.
+/// SIGTERM and SIGINT as a descriptor, blocked everywhere else; before any thread starts. A
+/// terminal that closes does not end an agent.
 UniqueFd TakeSignals() {
   sigset_t set;
   ::sigemptyset(&set);
@@ -139,6 +140,7 @@ UniqueFd TakeSignals() {
   ::sigaddset(&set, SIGINT);
   ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGHUP, SIG_IGN);
   return UniqueFd(::signalfd(-1, &set, SFD_CLOEXEC));
 }
 

@@ -69,15 +69,18 @@ int main(int argc, char** argv) {
   tensorbus::AddConfigFlags(app);
   NameVariables(app);
   if (const std::optional<int> end = tensorbus::ParseServiceFlags(app, argc, argv)) return *end;
-  tensorbus::InitLog("daemon", tensorbus::ParseLogLevel(log_level).value());
-  tensorbus::rpc::RouteGrpcLog();
 
-  // Signals are waited for below; threads started from here on inherit the mask.
+  // Signals are waited for below; threads started from here on inherit the mask. gRPC starts its
+  // first ones already when it is told where to log: one without the mask would be given a signal
+  // while this thread does not wait for it, and end the process.
   sigset_t signals;
   sigemptyset(&signals);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&signals, signal);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
+
+  tensorbus::InitLog("daemon", tensorbus::ParseLogLevel(log_level).value());
+  tensorbus::rpc::RouteGrpcLog();
 
   std::erase(options.server.listen, "");
   if (options.server.listen.empty()) {

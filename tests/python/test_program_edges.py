@@ -262,3 +262,27 @@ def test_an_agent_that_was_killed_is_back_at_once(runtime):  # noqa: F811
         ctl("up", "--timeout", "40", "--agent-arg=--name=phoenix")
         assert time.monotonic() - begin < 10
     assert "event=agent_refused" not in (runtime / "daemon.log").read_text()
+
+
+# ---- signals -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_signal_finds_no_thread_that_would_end_the_process(tmp_path, name):
+    socket = tmp_path / "service.sock"
+    flags = ["--listen", f"unix:{socket}"] if name == "tensorbusd" else ["--socket", socket, "--daemon", f"unix:{tmp_path}/none.sock"]
+    with subprocess.Popen([BIN / name, *map(str, flags)], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            until(socket.exists)
+            others = [task for task in Path(f"/proc/{process.pid}/task").iterdir() if task.name != str(process.pid)]  # that one waits for signals
+            assert others
+            for task in others:
+                fields = dict(line.split(":\t") for line in (task / "status").read_text().splitlines() if ":\t" in line)
+                masked = int(fields["SigBlk"], 16) | int(fields["SigIgn"], 16)
+                open_to = [number.name for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if not masked >> (number - 1) & 1]
+                assert open_to == [], f"thread {fields['Name']}"
+            process.send_signal(signal.SIGHUP)  # a terminal that closes ends no service
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(timeout=20) == 0 and not socket.exists()
+        finally:
+            process.kill()
