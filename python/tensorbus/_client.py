@@ -364,13 +364,12 @@ class Client:
         timeout_s = _seconds(timeout_s)
         began = time.monotonic()
         try:
-            # The long wait in slices, for Ctrl-C. Other failures than the deadline are the fence's own to judge.
+            # The long wait in slices, for Ctrl-C. Without its agent nobody reads the memory: that is the fence's own to judge.
             try:
                 self.wait_released(self._published, timeout_s)
-            except DeadlineError:
-                raise
-            except Error:
-                pass
+            except Error as error:
+                if error.reason != "peer_lost":
+                    raise
             left = max(timeout_s - (time.monotonic() - began), 0.0)
             return time.monotonic() - began + self._core.before_write(left)
         finally:

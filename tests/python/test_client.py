@@ -323,6 +323,19 @@ def test_cancel(agent, bus):
         update.wait(timeout_s=10)
 
 
+def test_the_fence_says_at_once_that_there_is_no_daemon(agent, bus):
+    def script():
+        agent.send(REPLY, agent.expect(PUBLISH)[0], status())
+        request, _ = agent.expect(RELEASE)
+        agent.send(RELEASED, request, struct.pack("<Q", 1) + status(14, 12, "no daemon answers"))  # UNAVAILABLE, not_running
+
+    agent.play(script)
+    bus.publish(1).wait(timeout_s=10)
+    with pytest.raises(tensorbus.NotRunningError, match="no daemon answers"):
+        bus.before_write(timeout_s=60)
+    assert agent.write_count == 0
+
+
 def test_the_fence_waits_and_counts(agent, bus):
     bus.before_write(timeout_s=1)
     assert agent.write_count == 1
