@@ -99,7 +99,8 @@ class Client {
 
   /// Tells the agent what lies where and waits for its answer. `segment_bytes` is filled in here.
   ///
-  /// Errors: kInvalidArgument from Validate(); whatever agent and daemon refuse.
+  /// Errors: kInvalidArgument from Validate(); kFailedPrecondition/kBusy while a request has no
+  /// answer, and nothing changes; whatever agent and daemon refuse.
   Result<wire::Registered> Register(wire::Register message, Nanos timeout);
 
   /// The same identity, memory and registration with the agent that listens now, and the version

@@ -52,6 +52,15 @@ Result<wire::Registered> Client::Register(wire::Register message, Nanos timeout)
     }
     TB_RETURN_IF_ERROR(Validate(message.registration, options_.identity.rank,
                                 options_.identity.role == Role::kConsumer));
+    // The agent refuses it too, but by then buckets would be packed from where the new one says.
+    if (!reading_ && lost_.ok()) Pump(TimePoint::min());
+    for (const auto& [request, pending] : pending_) {
+      if (pending.outcome.has_value()) continue;
+      return Status(Code::kFailedPrecondition,
+                    "another request of this rank has no answer yet; wait for it, or cancel it, "
+                    "before registering anew",
+                    Reason::kBusy);
+    }
     registration_ = std::move(message);
     // What was published was what lay where the registration before this one said.
     accepted_ = Offer();

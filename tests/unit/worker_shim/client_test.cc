@@ -453,6 +453,17 @@ TEST_F(ReturnTest, HoldsNothingOfALayoutThatAnotherOneReplaced) {
   EXPECT_EQ(back.held.version, Version{});
 }
 
+TEST_F(ReturnTest, AnotherLayoutIsRefusedWhileARequestIsOnItsWayAndChangesNothing) {
+  ASSERT_OK(client_->RequestRelease(Version{2}, kLong));
+  agent_.Next(MessageType::kRequestRelease);
+  wire::Register other = Vector();
+  other.registration.tensors[0].name = "other";
+  EXPECT_THAT(client_->Register(other, kLong), IsStatus(Code::kFailedPrecondition, Reason::kBusy));
+  const wire::Return back = ComeBack();
+  EXPECT_EQ(back.held.version, Version{2});
+  EXPECT_EQ(registered_.registration.tensors[0].name, "v");
+}
+
 TEST_F(ReturnTest, SaysWhichPublishWasNotAnswered) {
   agent_.page().released_version = 2;
   ASSERT_OK(client_->BeforeWrite(kLong));
