@@ -4,6 +4,7 @@
 #include "tensorbus/base/log.h"
 #include "tensorbus/daemon/core.h"
 #include "tensorbus/daemon/coverage.h"
+#include "tensorbus/daemon/version_policy.h"
 #include "tensorbus/rpc/convert.h"
 #include "tensorbus/rpc/status_map.h"
 
@@ -75,6 +76,9 @@ std::shared_ptr<const LayoutEntry> Core::Share(std::shared_ptr<const LayoutEntry
 Status Core::Register(Agent& agent, const Registering& registering, const RankSummary& summary) {
   const RankIdentity& identity = registering.identity;
   const proto::RegisterRank& message = *registering.message;
+  for (const std::uint64_t number : {message.live_version(), message.publishing()}) {
+    TB_RETURN_IF_ERROR(CheckNumber(identity.ToString(), "registered with", Version{number}));
+  }
   RankState rank;
   rank.identity = identity;
   rank.agent = agent.name;

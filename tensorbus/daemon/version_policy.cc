@@ -161,6 +161,15 @@ std::vector<Version> SnapshotsToDrop(const Channel& channel) {
   return drop;
 }
 
+Status CheckNumber(const std::string& who, std::string_view did, Version version) {
+  if (version.value != std::numeric_limits<std::uint64_t>::max()) return {};
+  return {Code::kInvalidArgument,
+          fmt::format("{} {} version {}, above which there is none; a version needs room for its "
+                      "successors",
+                      who, did, version.value),
+          Reason::kMalformed};
+}
+
 Status CheckPublish(const Channel& channel, const RankState& rank, const VersionState& wish,
                     bool previous_is_read) {
   const std::string who = rank.identity.ToString();
@@ -171,13 +180,7 @@ Status CheckPublish(const Channel& channel, const RankState& rank, const Version
     return {Code::kInvalidArgument, who + " published version 0; versions begin at 1",
             Reason::kMalformed};
   }
-  if (version.value == std::numeric_limits<std::uint64_t>::max()) {
-    return {Code::kInvalidArgument,
-            fmt::format("{} published version {}, above which there is none; a version needs room "
-                        "for its successors",
-                        who, version.value),
-            Reason::kMalformed};
-  }
+  TB_RETURN_IF_ERROR(CheckNumber(who, "published", version));
   const bool again = version == rank.unanswered && (known == channel.versions.end() || joins);
   if (version <= rank.published && !again) {
     return {Code::kFailedPrecondition,

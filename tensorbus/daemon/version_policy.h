@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "tensorbus/daemon/model.h"
@@ -46,6 +47,11 @@ std::vector<std::string> HoldersOf(const Channel& channel, const VersionState& v
 /// Snapshots that need not be kept any longer, oldest first. The newest and the one rolled back to
 /// always stay.
 std::vector<Version> SnapshotsToDrop(const Channel& channel);
+
+/// Whether a version may have this number: the greatest has no successor.
+///
+/// Errors: kInvalidArgument/kMalformed, saying who `did` what with it.
+Status CheckNumber(const std::string& who, std::string_view did, Version version);
 
 /// Whether a producer rank may publish `version` now.
 ///

@@ -1,4 +1,5 @@
 #include <gtest/gtest.h>
+#include <limits>
 
 #include "tensorbus/rpc/convert.h"
 #include "tests/sim/world.h"
@@ -328,6 +329,25 @@ TEST_F(ReturnSim, RefusesMoreVersionsThanAChannelKeeps) {
   RestartDaemon();
   std::vector<World::Held> many(daemon::kMaxKeptVersions + 1, Snapshot(2, 1));
   EXPECT_THAT(Back(0, 2, many), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+}
+
+TEST_F(ReturnSim, RefusesNumbersThatLeaveNoRoomForAnother) {
+  constexpr std::uint64_t kLast = std::numeric_limits<std::uint64_t>::max();
+  RestartDaemon();
+  EXPECT_THAT(Back(0, kLast, {}), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  World::JobOptions unsure;
+  unsure.publishing = kLast;
+  EXPECT_THAT(Back(0, 1, {}, unsure), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  World::JobOptions engine;
+  engine.known_epoch = 1;
+  engine.live_version = kLast;
+  EXPECT_THAT(world_.Register("e", "engine", Role::kConsumer, 0, 2, engine).registered.value(),
+              IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  // The greatest that may be leaves the channel usable.
+  ASSERT_OK(Back(0, kLast - 2, {}));
+  ASSERT_OK(Back(1, kLast - 2, {}));
+  world_.PublishAll("trainer", kLast - 1);
+  EXPECT_OK(Trainer(0).published.value());
 }
 
 TEST_F(ReturnSim, ANewProcessAmongRanksThatCameBackEndsTheirEpochAndTheirVersions) {
