@@ -9,6 +9,7 @@
 #include "tensorbus/base/executor.h"
 #include "tensorbus/base/status.h"
 #include "tensorbus/rpc/control_link.h"
+#include "tensorbus/rpc/protocol.h"
 
 namespace tensorbus::agent {
 
@@ -24,7 +25,7 @@ class DaemonLink {
  public:
   struct Options {
     proto::Hello hello;
-    Nanos welcome_timeout = std::chrono::seconds(5);
+    Nanos welcome_timeout = rpc::kWelcomeTimeout;
     Nanos retry_min = std::chrono::milliseconds(100);
     Nanos retry_max = std::chrono::seconds(5);
   };

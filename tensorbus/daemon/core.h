@@ -18,13 +18,14 @@
 #include "tensorbus/daemon/session.h"
 #include "tensorbus/daemon/side_work.h"
 #include "tensorbus/rpc/agent_port.h"
+#include "tensorbus/rpc/protocol.h"
 
 namespace tensorbus::daemon {
 
 /// How the daemon behaves; the defaults are those of production.
 struct CoreOptions {
   std::string name = "tensorbusd";
-  Nanos heartbeat = std::chrono::seconds(1);
+  Nanos heartbeat = rpc::kHeartbeat;
   /// An agent that said nothing for this long is lost.
   Nanos agent_silence = std::chrono::seconds(10);
   /// After its start: how long agents and engines that an earlier daemon knew are given to come

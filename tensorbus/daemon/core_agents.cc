@@ -5,7 +5,6 @@
 #include "tensorbus/base/printable.h"
 #include "tensorbus/daemon/core.h"
 #include "tensorbus/rpc/convert.h"
-#include "tensorbus/rpc/protocol.h"
 #include "tensorbus/rpc/status_map.h"
 
 namespace tensorbus::daemon {
@@ -14,9 +13,6 @@ namespace {
 
 constexpr std::size_t kMaxEndpoints = 64;
 constexpr std::size_t kMaxEndpointBytes = 512;
-/// In which an agent says something, if it lives, before another may take its name. Together
-/// shorter than the other waits for its Welcome.
-constexpr int kBeatsToKeepAName = 3;
 
 Status CheckHello(const proto::Hello& hello) {
   if (hello.protocol() != rpc::kControlProtocol) {
@@ -146,7 +142,7 @@ void Core::Admit(rpc::PortId id, const proto::Hello& hello) {
 // its end comes first, the name is free at once.
 void Core::AwaitName(rpc::PortId id, const proto::Hello& hello) {
   ports_.at(id).waiting = hello;
-  executor_.PostAfter(options_.heartbeat * kBeatsToKeepAName,
+  executor_.PostAfter(options_.heartbeat * rpc::kBeatsToKeepAName,
                       [this, id, asked = executor_.Now()] { DecideName(id, asked); });
 }
 
