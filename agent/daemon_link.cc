@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include "tensorbus/base/log.h"
-#include "tensorbus/rpc/protocol.h"
 #include "tensorbus/rpc/status_map.h"
 #include "tensorbus/types/ids.h"
 
@@ -62,16 +61,15 @@ void DaemonLink::OnWelcome(const proto::Welcome& welcome) {
                      Reason::kProtocolVersion);
   }
   if (!refused.ok()) {
-    if (!std::exchange(refused_, true)) {
-      Log(LogLevel::kError, "daemon_refused", {{"error", refused}});
-    }
+    if (refused != refused_) Log(LogLevel::kError, "daemon_refused", {{"error", refused}});
+    refused_ = refused;
     told_ = true;
     pause_ = options_.retry_max;  // it takes somebody to change that
     return Lost(refused);
   }
   ready_ = true;
   told_ = false;
-  refused_ = false;
+  refused_ = {};
   pause_ = options_.retry_min;
   Log(LogLevel::kInfo, "daemon_connected", {{"daemon", welcome.daemon()}});
   if (welcome.heartbeat_ms() != 0) {

@@ -65,8 +65,8 @@ class DaemonLink {
   std::unique_ptr<rpc::ControlLink> link_;
   std::uint64_t stream_ = 0;  ///< counts streams: what belongs to an older one is ignored
   bool ready_ = false;
-  bool told_ = false;     ///< this outage is in the log already
-  bool refused_ = false;  ///< so is that the daemon does not want us
+  bool told_ = false;  ///< this outage is in the log already
+  Status refused_;     ///< why the daemon does not want us, as it is in the log
   Nanos pause_;
   std::shared_ptr<bool> alive_;
 };

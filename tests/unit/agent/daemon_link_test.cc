@@ -74,5 +74,22 @@ TEST_F(DaemonLinkTest, TriesAgainAfterSecondsWhenTheDaemonRefuses) {
   EXPECT_THAT(log, ::testing::HasSubstr("the name is taken"));
 }
 
+TEST_F(DaemonLinkTest, SaysAlsoThatItIsRefusedForAnotherReason) {
+  welcome_.set_protocol(rpc::kControlProtocol);
+  *welcome_.mutable_error() = rpc::ToProto(Status(Code::kAlreadyExists, "the name is taken"));
+  ::testing::internal::CaptureStderr();
+  Start();
+  executor_.Advance(6s);
+  *welcome_.mutable_error() = rpc::ToProto(
+      Status(Code::kFailedPrecondition, "install the same release", Reason::kProtocolVersion));
+  executor_.Advance(11s);
+  EXPECT_EQ(opened_, 4);
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  const auto second = log.find("install the same release");
+  EXPECT_LT(log.find("the name is taken"), second);
+  EXPECT_NE(second, std::string::npos);
+  EXPECT_EQ(second, log.rfind("install the same release")) << "said once";
+}
+
 }  // namespace
 }  // namespace tensorbus::agent
