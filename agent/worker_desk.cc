@@ -47,6 +47,10 @@ void TakeReturn(Rank& rank, const wire::Return& back) {
   rank.epoch = back.epoch;
   rank.published = back.published;
   rank.unanswered = back.publishing;
+  // What a registration that failed said counts no more.
+  rank.publishes.clear();
+  rank.receipts.clear();
+  rank.write_count_at_publish = 0;
   if (back.held.version.value == 0 || back.held.policy == wire::SlowConsumer::kSnapshot) return;
   rank.publishes[back.held.version] = back.held;
   rank.write_count_at_publish = back.write_count;

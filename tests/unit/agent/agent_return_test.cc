@@ -208,6 +208,19 @@ TEST_F(AgentReturn, TakesOverNothingThatMayHaveChanged) {
   EXPECT_EQ(LastOf(0).publishing(), 6U);
 }
 
+TEST_F(AgentReturn, TakesOverNothingOfARegistrationThatFailed) {
+  FakeWorker& source = ComeBack(Published(5));
+  ASSERT_OK(source.Connect());
+  const auto strides = source.registration.pieces[0].strides;
+  source.registration.pieces[0].strides = {1, 1};
+  EXPECT_FALSE(source.Register().ok());
+  source.registration.pieces[0].strides = strides;
+  source.back.held = {};
+  ASSERT_OK(source.Register());
+  EXPECT_EQ(LastOf(0).live_version(), 5U);
+  EXPECT_EQ(HeldBy(LastOf(0)), std::vector<std::uint64_t>{});
+}
+
 TEST_F(AgentReturn, MakesReceiptsAgainThatCatchAWriterWhoBypassesTheFence) {
   wire::Return back = Published(5);
   back.held.receipts = true;
