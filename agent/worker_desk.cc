@@ -321,18 +321,38 @@ void WorkerDesk::RegistrationChecked(ConnectionId connection, Result<CheckedRegi
   if (!checked.ok()) {
     return AnswerRegistered(*worker, checked.status().Annotate(rank.Name()), {});
   }
+  worker->register_limit = executor_.Now() + options_.register_wait;
   const auto held = rank.publishes.find(rank.published);
   if (held == rank.publishes.end() || !held->second.receipts) {
     return JoinDaemon(*worker, *std::move(checked));
   }
-  // The receipts that were made at publish went with the agent that made them.
-  const auto kept = std::make_shared<CheckedRegistration>(*std::move(checked));
+  MakeReceiptsAgain(*worker, *std::move(checked));
+}
+
+// The receipts that were made at publish went with the agent that made them.
+void WorkerDesk::MakeReceiptsAgain(Worker& worker, CheckedRegistration checked) {
+  const auto kept = std::make_shared<CheckedRegistration>(std::move(checked));
+  // Another registration, after this one failed, has other memory.
+  const auto still = [announced = worker.rank->memory](const Worker& at) {
+    return !at.closing && at.rank->memory == announced && at.rank->pieces == nullptr;
+  };
+  executor_.PostAt(
+      worker.register_limit, IfThere(worker.connection, [this, still](Worker& at) {
+        if (!still(at)) return;
+        const Status late(
+            Code::kDeadlineExceeded,
+            fmt::format("the receipts of version {} of {} were not made in {:.1f} s",
+                        at.rank->published.value, at.rank->Name(), Seconds(options_.register_wait)),
+            Reason::kBusy);
+        AnswerRegistered(at, late, {});
+      }));
   DigestPieces({pool_, executor_}, kept->pieces,
-               kept->memory != nullptr ? kept->memory : rank.memory,
-               [this, alive = alive_, connection, kept](Result<std::vector<DigestSum>> sums) {
+               kept->memory != nullptr ? kept->memory : worker.rank->memory,
+               [this, alive = alive_, connection = worker.connection, kept,
+                still](Result<std::vector<DigestSum>> sums) {
                  if (!*alive) return;
-                 IfThere(connection, [this, kept, &sums](Worker& at) {
-                   if (at.closing) return;
+                 IfThere(connection, [this, kept, still, &sums](Worker& at) {
+                   if (!still(at)) return;
                    if (!sums.ok()) {
                      return AnswerRegistered(at, sums.status().Annotate("receipts"), {});
                    }
@@ -350,7 +370,6 @@ void WorkerDesk::JoinDaemon(Worker& worker, CheckedRegistration checked) {
   rank.layout = std::move(checked.layout);
   worker.register_seconds = checked.register_seconds;
   worker.prefault_seconds = checked.prefault_seconds;
-  worker.register_limit = executor_.Now() + options_.register_wait;
   AwaitRegistered(worker);
   if (host_.daemon_ready()) RegisterAtDaemon(worker);
 }

@@ -59,7 +59,7 @@ class WorkerDesk {
     /// How long a registration or publish waits for a daemon that is not there.
     Nanos daemon_wait = std::chrono::seconds(10);
     /// How long a registration waits for a daemon that is there: it may have a large layout to look
-    /// at. Longer than the daemon gives itself.
+    /// at, and receipts may have to be made first. Longer than the daemon gives itself.
     Nanos register_wait = std::chrono::minutes(12);
     /// How long a publish waits for a daemon that is there. It answers at once unless it is stuck.
     Nanos publish_wait = std::chrono::minutes(1);
@@ -175,6 +175,7 @@ class WorkerDesk {
   void CheckOnPool(const Worker& worker, wire::Register asked);
   void OnBucketDone(Worker& worker, const wire::Frame& frame);
   void RegistrationChecked(ConnectionId connection, Result<CheckedRegistration> checked);
+  void MakeReceiptsAgain(Worker& worker, CheckedRegistration checked);
   void JoinDaemon(Worker& worker, CheckedRegistration checked);
   void RegisterAtDaemon(Worker& worker);
   void AwaitRegistered(Worker& worker);

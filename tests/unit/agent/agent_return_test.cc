@@ -221,6 +221,25 @@ TEST_F(AgentReturn, TakesOverNothingOfARegistrationThatFailed) {
   EXPECT_EQ(HeldBy(LastOf(0)), std::vector<std::uint64_t>{});
 }
 
+TEST_F(AgentReturn, GivesUpWhenReceiptsAreNotMadeInTime) {
+  register_wait = std::chrono::seconds(1);
+  bucket_patience = std::chrono::seconds(5);
+  Restart();
+  wire::Return back = Published(5);
+  back.held.receipts = true;
+  FakeWorker& source = ComeBack(back);
+  source.UsePrivateMemory(static_cast<std::uint8_t>(MemoryMode::kBucket));
+  source.ServeBuckets(false);
+  ASSERT_OK(source.Connect());
+  const Status late = source.Register().status();
+  EXPECT_THAT(late, IsStatus(Code::kDeadlineExceeded, Reason::kBusy));
+  EXPECT_NE(late.message().find("receipts of version 5"), std::string::npos) << late;
+  // What is made too late, and of memory that the next one replaced, changes nothing.
+  source.ServeBuckets(true);
+  ASSERT_OK(source.Register());
+  EXPECT_EQ(HeldBy(LastOf(0)), std::vector<std::uint64_t>{5});
+}
+
 TEST_F(AgentReturn, MakesReceiptsAgainThatCatchAWriterWhoBypassesTheFence) {
   wire::Return back = Published(5);
   back.held.receipts = true;
