@@ -132,7 +132,17 @@ class Agent::Core final : public SessionHost, public DeskHost {
 
   // DeskHost
   bool daemon_ready() const override { return link_.ready(); }
-  const std::string& daemon_target() const override { return options_.daemon_target; }
+  Status no_daemon() const override {
+    if (!link_.refused().ok()) {
+      return link_.refused().Annotate(
+          fmt::format("the daemon at {} refuses this agent", options_.daemon_target));
+    }
+    return {
+        Code::kUnavailable,
+        fmt::format("no daemon answers at {}; start tensorbusd or give the agent another --daemon",
+                    options_.daemon_target),
+        Reason::kNotRunning};
+  }
   void SendToDaemon(proto::AgentMessage message) override { link_.Send(std::move(message)); }
   void SendToWorker(ConnectionId connection, wire::MessageType type, std::uint64_t request,
                     std::vector<std::byte> body, std::vector<UniqueFd> fds) override {

@@ -45,6 +45,8 @@ class DaemonLink {
   /// Opens the first stream.
   void Start();
   bool ready() const { return ready_; }
+  /// Why the daemon did not want us, until one does; OK when none has refused.
+  const Status& refused() const { return refused_; }
   /// Dropped while the link is not ready: whoever sends says everything again on_ready.
   void Send(proto::AgentMessage message);
   /// Fails with kUnavailable while the link is not ready.

@@ -388,7 +388,7 @@ void WorkerDesk::AwaitRegistered(Worker& worker) {
 }
 
 void WorkerDesk::GiveUpRegistering(Worker& worker) {
-  if (!host_.daemon_ready()) return AnswerRegistered(worker, NoDaemon(), {});
+  if (!host_.daemon_ready()) return AnswerRegistered(worker, host_.no_daemon(), {});
   const Status late(Code::kDeadlineExceeded,
                     fmt::format("the daemon has not answered the registration of {} in {:.1f} s",
                                 worker.rank->Name(), Seconds(options_.register_wait)),
@@ -569,14 +569,6 @@ std::function<void()> WorkerDesk::IfThere(ConnectionId connection,
 Status WorkerDesk::CheckRegistered(const Worker& worker) const {
   if (worker.rank->pieces != nullptr && !worker.rank->registering) return {};
   return {Code::kFailedPrecondition, fmt::format("{} has not registered", worker.rank->Name())};
-}
-
-Status WorkerDesk::NoDaemon() const {
-  return {
-      Code::kUnavailable,
-      fmt::format("no daemon answers at {}; start tensorbusd or give the agent another --daemon",
-                  host_.daemon_target()),
-      Reason::kNotRunning};
 }
 
 void WorkerDesk::Reply(const Worker& worker, std::uint64_t request, const Status& status) {

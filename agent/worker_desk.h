@@ -29,8 +29,8 @@ class DeskHost {
 
   /// Whether the daemon has welcomed this agent and hears it now.
   virtual bool daemon_ready() const = 0;
-  /// Where the daemon should be, for messages.
-  virtual const std::string& daemon_target() const = 0;
+  /// Why there is no daemon while it is not ready, and what helps.
+  virtual Status no_daemon() const = 0;
   virtual void SendToDaemon(proto::AgentMessage message) = 0;
   /// What is known of channels across daemons.
   virtual ChannelEpochs& epochs() = 0;
@@ -213,7 +213,6 @@ class WorkerDesk {
   Worker* Find(ConnectionId connection);
   Worker* Find(const RankKey& key);
   Status CheckRegistered(const Worker& worker) const;
-  Status NoDaemon() const;
   void BreakOff(Worker& worker, const Status& why);
   void FailHooks(const Rank& rank, const Status& why);
 

@@ -179,7 +179,7 @@ void WorkerDesk::AwaitAccepted(Worker& worker) {
 void WorkerDesk::GiveUpPublishing(Worker& worker) {
   const bool sent = worker.publish->sent;
   if (sent) worker.rank->unanswered = worker.publish->publish.version;
-  if (!host_.daemon_ready()) return AnswerPublish(worker, NoDaemon());
+  if (!host_.daemon_ready()) return AnswerPublish(worker, host_.no_daemon());
   const Status late(Code::kDeadlineExceeded,
                     fmt::format("the daemon has not answered the publish of version {} by {} in "
                                 "{:.1f} s",
@@ -275,7 +275,7 @@ void WorkerDesk::OnRequestRelease(Worker& worker, wire::Frame frame) {
             host_.daemon_ready()
                 ? Status(Code::kDeadlineExceeded,
                          fmt::format("version {} was not released in time", version.value))
-                : NoDaemon());
+                : host_.no_daemon());
       }));
   worker.releases.emplace(asked->version, pending);
   AskRelease(worker, asked->version, pending);

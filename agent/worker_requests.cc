@@ -77,7 +77,7 @@ void WorkerDesk::OnUpdate(Worker& worker, wire::Frame frame) {
         FailUpdate(at, host_.daemon_ready()
                            ? Status(Code::kDeadlineExceeded,
                                     fmt::format("no new version for {} in time", at.rank->Name()))
-                           : NoDaemon());
+                           : host_.no_daemon());
       }));
   worker.update = pending;
   AskUpdate(worker);
@@ -165,7 +165,7 @@ void WorkerDesk::OnClaim(Worker& worker, const wire::Frame& frame) {
   if (refused.status.ok() && worker.rank->target_of.has_value()) {
     refused.status = WrittenMeanwhile(*worker.rank);
   }
-  if (refused.status.ok() && !host_.daemon_ready()) refused.status = NoDaemon();
+  if (refused.status.ok() && !host_.daemon_ready()) refused.status = host_.no_daemon();
   if (!refused.status.ok()) {
     return Send(worker, wire::MessageType::kClaimed, frame.request, refused);
   }

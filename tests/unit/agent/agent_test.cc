@@ -529,6 +529,24 @@ TEST_F(AgentFixture, WithoutADaemonRequestsFailInTimeNamingIt) {
   EXPECT_NE(updated.status.message().find("fake-target"), std::string::npos);
 }
 
+TEST_F(AgentFixture, WorkersHearWhyTheDaemonRefusesTheirAgent) {
+  StartPair(FlipMode::kInPlace);
+  daemon.set_refusal(Status(Code::kAlreadyExists, "the name is taken"));
+  daemon.Crash(/*accept_again=*/true);
+  ASSERT_TRUE(daemon.AwaitReceived(proto::AgentMessage::kHello, 2));
+  const auto refused = [&] {
+    return targets[0]->Update(/*timeout_ms=*/50).status.code() == Code::kAlreadyExists;
+  };
+  const TimePoint deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (!refused() && std::chrono::steady_clock::now() < deadline) {
+  }
+  const auto updated = targets[0]->Update(/*timeout_ms=*/50);
+  EXPECT_THAT(updated.status, IsStatus(Code::kAlreadyExists, Reason::kNone));
+  EXPECT_THAT(updated.status.message(),
+              ::testing::AllOf(::testing::HasSubstr("fake-target refuses this agent"),
+                               ::testing::HasSubstr("the name is taken")));
+}
+
 TEST_F(AgentFixture, ADaemonThatIsThereMayTakeLongerOverARegistration) {
   daemon_wait = std::chrono::milliseconds(20);
   Restart();

@@ -183,6 +183,9 @@ void FakeDaemon::set_register_time(Nanos time) {
 void FakeDaemon::set_publish_time(Nanos time) {
   executor_.Post([this, time] { publish_time_ = time; });
 }
+void FakeDaemon::set_refusal(const Status& refusal) {
+  executor_.Post([this, refusal] { refusal_ = refusal; });
+}
 void FakeDaemon::set_answer_claims(bool answer) {
   executor_.Post([this, answer] { answer_claims_ = answer; });
 }
@@ -271,6 +274,7 @@ void FakeDaemon::OnAgentMessage(std::uint64_t link, AgentMessage message) {
       answer.mutable_welcome()->set_protocol(rpc::kControlProtocol);
       answer.mutable_welcome()->set_daemon("fake");
       answer.mutable_welcome()->set_data_token("secret");
+      if (!refusal_.ok()) *answer.mutable_welcome()->mutable_error() = rpc::ToProto(refusal_);
       return SendTo(link, answer);
     }
     case AgentMessage::kRegisterRank:

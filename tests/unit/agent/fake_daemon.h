@@ -51,6 +51,8 @@ class FakeDaemon {
   /// How long every publish waits until it is accepted and answered.
   void set_publish_time(Nanos time);
   void set_answer_claims(bool answer);
+  /// What agents are refused with from now on.
+  void set_refusal(const Status& refusal);
   void set_from_snapshot(bool from_snapshot);
   void set_early_go(bool early_go);
   /// Tells each agent another capability for the same session, as no daemon should.
@@ -103,6 +105,7 @@ class FakeDaemon {
   std::uint64_t next_query_ = 1;
   std::uint64_t latest_ = 0;
   bool accept_ = true;
+  Status refusal_;
   Nanos timeout_ = std::chrono::seconds(20);
   Nanos register_time_{};
   Nanos publish_time_{};
