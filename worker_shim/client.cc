@@ -104,6 +104,7 @@ Status Client::Open(TimePoint deadline) {
   reader_ = std::move(reader);
   writer_ = wire::FrameWriter();
   lost_ = Status();
+  agent_knows_ = false;
   next_request_ = 2;
   WatchSocket(!reading_);
   changed_.NotifyAll();

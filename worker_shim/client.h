@@ -94,13 +94,16 @@ class Client {
 
   /// Adds memory; sent with the next Register(). Returns its number, counted from 0.
   Result<std::uint32_t> Attach(const Segment& segment);
-  /// Forgets all segments, before others are attached for a new layout.
+  /// Forgets all segments, before others are attached for a new layout. Until that is registered
+  /// Reconnect() goes on with those of the old one.
   void DetachAll();
 
   /// Tells the agent what lies where and waits for its answer. `segment_bytes` is filled in here.
   ///
   /// Errors: kInvalidArgument from Validate(); kFailedPrecondition/kBusy while a request has no
-  /// answer, and nothing changes; whatever agent and daemon refuse.
+  /// answer, and nothing changes; whatever agent and daemon refuse, or kDeadlineExceeded. When one
+  /// that was to replace another fails after the agent heard of it, the connection is lost: a
+  /// session could still move what lay where the old one said.
   Result<wire::Registered> Register(wire::Register message, Nanos timeout);
 
   /// The same identity, memory and registration with the agent that listens now, and the version
@@ -162,7 +165,7 @@ class Client {
   struct OwnedSegment {
     std::byte* address = nullptr;
     std::uint64_t bytes = 0;
-    UniqueFd fd;
+    std::shared_ptr<const UniqueFd> fd;  ///< null: private memory
   };
 
   Client(ConnectOptions options, UniqueFd page_fd, Mapping page);
@@ -170,7 +173,15 @@ class Client {
   Status Open(TimePoint deadline);
   Status CheckProcess() const;
   /// `returns`: to another agent, with what was published through the one before.
-  Result<wire::Registered> SendRegistration(TimePoint deadline, bool returns);
+  Result<wire::Registered> SendRegistration(wire::Register message,
+                                            std::vector<OwnedSegment> segments, TimePoint deadline,
+                                            bool returns);
+  /// Descriptors to pass on, and pages touched: all that may fail before the agent hears anything.
+  Result<std::vector<UniqueFd>> PrepareSegments(const std::vector<OwnedSegment>& segments) const;
+  /// Sends the segments and the registration; the latter's request is the last.
+  Result<std::vector<RequestId>> Announce(std::vector<UniqueFd> fds) TB_REQUIRES(mutex_);
+  /// The last one's outcome, or the first failure.
+  Result<Outcome> AwaitAll(const std::vector<RequestId>& requests, TimePoint deadline);
   Result<wire::Registered> ComeBack(TimePoint deadline);
   Result<Outcome> WaitUntil(RequestId request, TimePoint deadline);
 
@@ -234,9 +245,12 @@ class Client {
   /// long.
   std::atomic<bool> dirty_{false};
 
-  std::vector<OwnedSegment> segments_ TB_GUARDED_BY(mutex_);
+  std::vector<OwnedSegment> segments_ TB_GUARDED_BY(mutex_);  ///< for the next registration
   std::optional<wire::Register> registration_ TB_GUARDED_BY(mutex_);
+  std::vector<OwnedSegment> registered_segments_ TB_GUARDED_BY(mutex_);  ///< `registration_`'s
   ChannelEpoch epoch_ TB_GUARDED_BY(mutex_);  ///< of the last registration
+  /// The agent accepted a registration on this connection, or may have.
+  bool agent_knows_ TB_GUARDED_BY(mutex_) = false;
   /// A publish, and the write counter at that time.
   struct Offer {
     wire::Publish message;

@@ -154,7 +154,10 @@ Status Client::HandleAnswer(const wire::Frame& frame) {
   }
   TB_ASSIGN_OR_RETURN(Outcome outcome, OutcomeOf(frame));
   NotePublished(outcome, frame.request);
-  if (frame.type == MessageType::kRegistered) mode_ = outcome.registered.mode;
+  if (frame.type == MessageType::kRegistered) {
+    mode_ = outcome.registered.mode;
+    agent_knows_ = outcome.status.ok();
+  }
   if (frame.type == MessageType::kUpdated) NoteUpdated(outcome, frame.request);
   if (frame.type == MessageType::kClaimed && outcome.status.ok()) dirty_.store(false);
   if (found->second.answer == MessageType::kGoodbye) {

@@ -21,10 +21,10 @@ Result<std::uint32_t> Client::Attach(const Segment& segment) {
   if (segment.address == nullptr || segment.bytes == 0) {
     return Status(Code::kInvalidArgument, "a segment without memory");
   }
-  UniqueFd fd;
+  std::shared_ptr<const UniqueFd> fd;
   if (segment.fd >= 0) {
-    fd.reset(::fcntl(segment.fd, F_DUPFD_CLOEXEC, 0));
-    if (!fd.valid()) return ErrnoStatus(errno, "duplicating the descriptor of a segment");
+    fd = std::make_shared<const UniqueFd>(::fcntl(segment.fd, F_DUPFD_CLOEXEC, 0));
+    if (!fd->valid()) return ErrnoStatus(errno, "duplicating the descriptor of a segment");
   }
   MutexLock lock(mutex_);
   if (segments_.size() >= wire::kMaxSegments) {
@@ -44,10 +44,12 @@ void Client::DetachAll() {
 Result<wire::Registered> Client::Register(wire::Register message, Nanos timeout) {
   const TimePoint deadline = After(timeout);
   TB_RETURN_IF_ERROR(CheckProcess());
+  std::vector<OwnedSegment> segments;
   {
     MutexLock lock(mutex_);
+    segments = segments_;
     message.registration.segment_bytes.clear();
-    for (const OwnedSegment& segment : segments_) {
+    for (const OwnedSegment& segment : segments) {
       message.registration.segment_bytes.push_back(segment.bytes);
     }
     TB_RETURN_IF_ERROR(Validate(message.registration, options_.identity.rank,
@@ -61,12 +63,8 @@ Result<wire::Registered> Client::Register(wire::Register message, Nanos timeout)
                     "before registering anew",
                     Reason::kBusy);
     }
-    registration_ = std::move(message);
-    // What was published was what lay where the registration before this one said.
-    accepted_ = Offer();
-    unanswered_ = Version();
   }
-  return SendRegistration(deadline, /*returns=*/false);
+  return SendRegistration(std::move(message), std::move(segments), deadline, /*returns=*/false);
 }
 
 wire::Return Client::MakeReturn() const {
@@ -83,64 +81,106 @@ wire::Return Client::MakeReturn() const {
   return back;
 }
 
-Result<wire::Registered> Client::SendRegistration(TimePoint deadline, bool returns) {
-  std::vector<RequestId> attached;
-  RequestId registered;
+Result<std::vector<UniqueFd>> Client::PrepareSegments(
+    const std::vector<OwnedSegment>& segments) const {
+  std::vector<UniqueFd> fds;
+  for (const OwnedSegment& segment : segments) {
+    UniqueFd& fd = fds.emplace_back();
+    if (segment.fd != nullptr) {
+      fd.reset(::fcntl(segment.fd->get(), F_DUPFD_CLOEXEC, 0));
+      if (!fd.valid()) return ErrnoStatus(errno, "duplicating the descriptor of a segment");
+    } else if (options_.identity.role == Role::kConsumer) {
+      // The agent touches what it maps; in our own memory only we can.
+      TB_RETURN_IF_ERROR(TouchPages({segment.address, segment.bytes}));
+    }
+  }
+  return fds;
+}
+
+Result<std::vector<RequestId>> Client::Announce(std::vector<UniqueFd> fds) {
+  std::vector<RequestId> requests;
+  bool any_private = false;
+  for (std::size_t i = 0; i < registered_segments_.size(); ++i) {
+    const OwnedSegment& segment = registered_segments_[i];
+    wire::AttachSegment attach;
+    attach.segment = static_cast<std::uint32_t>(i);
+    attach.mapped = fds[i].valid();
+    attach.bytes = segment.bytes;
+    attach.address = reinterpret_cast<std::uintptr_t>(segment.address);
+    any_private = any_private || !attach.mapped;
+    std::vector<UniqueFd> passed;
+    if (attach.mapped) passed.push_back(std::move(fds[i]));
+    TB_ASSIGN_OR_RETURN(const RequestId request,
+                        Ask(MessageType::kAttachSegment, MessageType::kReply, wire::Encode(attach),
+                            std::move(passed)));
+    requests.push_back(request);
+  }
+  // Where Yama restricts ptrace to descendants, this lets the agent read and write our private
+  // memory; elsewhere it fails without harm.
+  if (any_private) ::prctl(PR_SET_PTRACER, agent_pid_, 0, 0, 0);
+  TB_ASSIGN_OR_RETURN(
+      const RequestId registered,
+      Ask(MessageType::kRegister, MessageType::kRegistered, wire::Encode(*registration_)));
+  requests.push_back(registered);
+  return requests;
+}
+
+Result<wire::Registered> Client::SendRegistration(wire::Register message,
+                                                  std::vector<OwnedSegment> segments,
+                                                  TimePoint deadline, bool returns) {
+  bool replaces = false;
+  Result<std::vector<RequestId>> requests = std::vector<RequestId>();
   {
     MutexLock lock(mutex_);
     TB_RETURN_IF_ERROR(lost_);
+    TB_ASSIGN_OR_RETURN(std::vector<UniqueFd> fds, PrepareSegments(segments));
     NoteUnended();  // by a session of the registration that this one replaces
+    registration_ = std::move(message);
+    registered_segments_ = std::move(segments);
+    if (!returns) {
+      // What was published was what lay where the registration before this one said.
+      accepted_ = Offer();
+      unanswered_ = Version();
+    }
     registration_->dirty = dirty_.load();
+    registration_->back = returns ? MakeReturn() : wire::Return();
     mode_ = MemoryMode::kMapped;  // until the agent says how it reaches our memory
     std::vector<std::byte*> addresses;
-    bool any_private = false;
-    for (std::size_t i = 0; i < segments_.size(); ++i) {
-      const OwnedSegment& segment = segments_[i];
-      wire::AttachSegment attach;
-      attach.segment = static_cast<std::uint32_t>(i);
-      attach.mapped = segment.fd.valid();
-      attach.bytes = segment.bytes;
-      attach.address = reinterpret_cast<std::uintptr_t>(segment.address);
-      std::vector<UniqueFd> fds;
-      if (attach.mapped) {
-        fds.emplace_back(::fcntl(segment.fd.get(), F_DUPFD_CLOEXEC, 0));
-        if (!fds[0].valid()) return ErrnoStatus(errno, "duplicating the descriptor of a segment");
-      }
-      any_private = any_private || !attach.mapped;
-      // The agent touches what it maps; in our own memory only we can.
-      if (!attach.mapped && options_.identity.role == Role::kConsumer) {
-        TB_RETURN_IF_ERROR(TouchPages({segment.address, segment.bytes}));
-      }
-      TB_ASSIGN_OR_RETURN(const RequestId request,
-                          Ask(MessageType::kAttachSegment, MessageType::kReply,
-                              wire::Encode(attach), std::move(fds)));
-      attached.push_back(request);
-      addresses.push_back(segment.address);
-    }
-    // Where Yama restricts ptrace to descendants, this lets the agent read and write our private
-    // memory; elsewhere it fails without harm.
-    if (any_private) ::prctl(PR_SET_PTRACER, agent_pid_, 0, 0, 0);
+    for (const OwnedSegment& segment : registered_segments_) addresses.push_back(segment.address);
     // The agent orders nothing from these pieces before it has read the registration.
     buckets_.SetMemory(registration_->registration, std::move(addresses));
-    registration_->back = returns ? MakeReturn() : wire::Return();
-    TB_ASSIGN_OR_RETURN(registered, Ask(MessageType::kRegister, MessageType::kRegistered,
-                                        wire::Encode(*registration_)));
+    replaces = agent_knows_;
+    requests = Announce(std::move(fds));
+    if (requests.ok()) agent_knows_ = true;
   }
-  Status failure;
-  for (const RequestId request : attached) {
-    const Result<Outcome> outcome = WaitUntil(request, deadline);
-    const Status status = outcome.ok() ? outcome->status : outcome.status();
-    if (failure.ok()) failure = status;
-    if (!outcome.ok()) Forget(request);
-  }
-  Result<Outcome> outcome = WaitUntil(registered, deadline);
-  if (!outcome.ok()) Forget(registered);
-  TB_RETURN_IF_ERROR(failure);
-  TB_RETURN_IF_ERROR(outcome.status());
-  TB_RETURN_IF_ERROR(outcome->status);
+  Result<Outcome> outcome = requests.ok() ? AwaitAll(*requests, deadline) : requests.status();
+  Status failure = outcome.ok() ? outcome->status : outcome.status();
   MutexLock lock(mutex_);
-  epoch_ = outcome->registered.epoch;
-  return std::move(outcome->registered);
+  if (failure.ok()) {
+    epoch_ = outcome->registered.epoch;
+    return std::move(outcome->registered);
+  }
+  // Which registration the agent has now only it can say, and we have forgotten the places of the
+  // one before: nobody may read or write either.
+  if (replaces && lost_.ok()) {
+    Lose(Status(
+        Code::kUnavailable,
+        fmt::format("registering anew failed, and the connection with it: {}", failure.message()),
+        Reason::kPeerLost));
+  }
+  return failure;
+}
+
+Result<Outcome> Client::AwaitAll(const std::vector<RequestId>& requests, TimePoint deadline) {
+  Status failure;
+  Result<Outcome> last = Outcome();
+  for (const RequestId request : requests) {
+    last = WaitUntil(request, deadline);
+    if (!last.ok()) Forget(request);
+    if (failure.ok()) failure = last.ok() ? last->status : last.status();
+  }
+  TB_RETURN_IF_ERROR(failure);
+  return last;
 }
 
 Result<wire::Registered> Client::Reconnect(Nanos timeout) {
@@ -167,6 +207,8 @@ Result<wire::Registered> Client::Reconnect(Nanos timeout) {
 }
 
 Result<wire::Registered> Client::ComeBack(TimePoint deadline) {
+  wire::Register message;
+  std::vector<OwnedSegment> segments;
   {
     MutexLock lock(mutex_);
     // A thread that was reading the old socket lets go of it first.
@@ -176,9 +218,11 @@ Result<wire::Registered> Client::ComeBack(TimePoint deadline) {
       }
     }
     buckets_.DropBuckets();
+    message = *registration_;
+    segments = registered_segments_;
   }
   TB_RETURN_IF_ERROR(Open(deadline));
-  return SendRegistration(deadline, /*returns=*/true);
+  return SendRegistration(std::move(message), std::move(segments), deadline, /*returns=*/true);
 }
 
 }  // namespace tensorbus::worker_shim

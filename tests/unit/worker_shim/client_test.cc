@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -456,12 +457,67 @@ TEST_F(ReturnTest, HoldsNothingOfALayoutThatAnotherOneReplaced) {
 TEST_F(ReturnTest, AnotherLayoutIsRefusedWhileARequestIsOnItsWayAndChangesNothing) {
   ASSERT_OK(client_->RequestRelease(Version{2}, kLong));
   agent_.Next(MessageType::kRequestRelease);
+  std::array<float, 32> elsewhere = {};
+  client_->DetachAll();
+  ASSERT_OK(
+      client_->Attach({reinterpret_cast<std::byte*>(elsewhere.data()), sizeof elsewhere, -1}));
   wire::Register other = Vector();
   other.registration.tensors[0].name = "other";
   EXPECT_THAT(client_->Register(other, kLong), IsStatus(Code::kFailedPrecondition, Reason::kBusy));
   const wire::Return back = ComeBack();
   EXPECT_EQ(back.held.version, Version{2});
   EXPECT_EQ(registered_.registration.tensors[0].name, "v");
+  EXPECT_EQ(agent_.attached().back().address, reinterpret_cast<std::uintptr_t>(memory_.data()));
+}
+
+TEST_F(ReturnTest, AnotherLayoutWhoseMemoryIsNoneChangesNothing) {
+  ASSERT_OK_AND_ASSIGN(const UniqueFd file, CreateMemfd("test", sizeof memory_));
+  wire::Register other = Vector();
+  other.registration.tensors[0].name = "other";
+  // No descriptor is left to pass one on with.
+  ASSERT_OK(
+      client_->Attach({reinterpret_cast<std::byte*>(memory_.data()), sizeof memory_, file.get()}));
+  rlimit before = {};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = before;
+  none.rlim_cur = 3;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  const Status refused = client_->Register(other, kLong).status();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_THAT(refused, IsStatus(Code::kResourceExhausted, Reason::kNone));
+  EXPECT_OK(client_->connection());
+  const wire::Return back = ComeBack();
+  EXPECT_EQ(back.held.version, Version{2});
+  EXPECT_EQ(registered_.registration.tensors[0].name, "v");
+  EXPECT_EQ(agent_.attached().size(), 2U) << "once with each agent, and nothing of the other one";
+}
+
+TEST_F(ReturnTest, AnotherLayoutThatTheAgentRefusesEndsTheConnection) {
+  agent_.Play([this] {
+    agent_.Next(MessageType::kAttachSegment);
+    const auto frame = agent_.Next(MessageType::kRegister);
+    agent_.Send(MessageType::kReply, frame.request - 1,
+                wire::Reply{Status(Code::kInvalidArgument, "not this memory")});
+    wire::Registered answer;
+    answer.status = Status(Code::kInvalidArgument, "not this memory");
+    agent_.Send(MessageType::kRegistered, frame.request, answer);
+    agent_.ExpectEnd();
+  });
+  EXPECT_EQ(client_->Register(Vector(), kLong).status().code(), Code::kInvalidArgument);
+  agent_.Join();
+  EXPECT_THAT(client_->connection(), IsStatus(Code::kUnavailable, Reason::kPeerLost));
+  EXPECT_EQ(Reconnect().held.version, Version{}) << "it was another layout's";
+}
+
+TEST_F(ReturnTest, AnotherLayoutThatTheAgentNeverAnswersEndsTheConnection) {
+  agent_.Play([this] {
+    agent_.Next(MessageType::kAttachSegment);
+    agent_.Next(MessageType::kRegister);
+    agent_.ExpectEnd();
+  });
+  EXPECT_EQ(client_->Register(Vector(), milliseconds(50)).status().code(), Code::kDeadlineExceeded);
+  agent_.Join();
+  EXPECT_THAT(client_->connection(), IsStatus(Code::kUnavailable, Reason::kPeerLost));
 }
 
 TEST_F(ReturnTest, SaysWhichPublishWasNotAnswered) {
