@@ -170,10 +170,12 @@ class WorkerDesk {
   // worker_desk.cc
   void OnHello(Worker& worker, wire::Frame frame, int attempt);
   Status AcceptHello(Worker& worker, const wire::Hello& hello, const wire::Frame& frame);
+  void OnBucketDone(Worker& worker, const wire::Frame& frame);
+  void Leave(Worker& worker, bool on_purpose, const std::string& why);
+  // worker_registering.cc
   void OnAttach(Worker& worker, wire::Frame frame);
   void OnRegister(Worker& worker, wire::Frame frame);
   void CheckOnPool(const Worker& worker, wire::Register asked);
-  void OnBucketDone(Worker& worker, const wire::Frame& frame);
   void RegistrationChecked(ConnectionId connection, Result<CheckedRegistration> checked);
   void MakeReceiptsAgain(Worker& worker, CheckedRegistration checked);
   void JoinDaemon(Worker& worker, CheckedRegistration checked);
@@ -185,7 +187,6 @@ class WorkerDesk {
                      bool returns = false);
   void RegisterAnew(Worker& worker, const std::string& why);
   void AnswerRegistered(Worker& worker, const Status& status, ChannelEpoch epoch);
-  void Leave(Worker& worker, bool on_purpose, const std::string& why);
   // worker_publish.cc
   void OnPublish(Worker& worker, wire::Frame frame);
   void MakeSnapshot(Worker& worker);
