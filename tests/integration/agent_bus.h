@@ -2,10 +2,12 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <fstream>
+#include <functional>
 #include <gtest/gtest.h>
 #include <iostream>
 #include <memory>
@@ -98,21 +100,28 @@ class AgentBus : public ::testing::Test {
     const std::array<std::uint64_t, 2> dims = {kRows, kColumns};
     worker.AddTensor("w", *Shape::Create(dims), box);
     if (private_mode.has_value()) worker.UsePrivateMemory(*private_mode);
-    EXPECT_OK(ConnectSoon(worker));
+    EXPECT_OK(OnceItListens([&] { return worker.Connect(); }));
     EXPECT_OK(worker.Register(flip, proof));
     return worker;
   }
-  /// Until the agent listens.
-  static Status ConnectSoon(FakeWorker& worker) {
-    const TimePoint deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    for (;;) {
-      const Status connected = worker.Connect();
-      const bool not_there = connected.native() == ENOENT || connected.native() == ECONNREFUSED;
-      if (connected.ok() || !not_there || std::chrono::steady_clock::now() > deadline) {
-        return connected;
-      }
+  /// Whether it came to that in time.
+  static bool Soon(const std::function<bool()>& reached) {
+    const TimePoint deadline = std::chrono::steady_clock::now() + kPatience;
+    while (!reached()) {
+      if (std::chrono::steady_clock::now() > deadline) return false;
       ::poll(nullptr, 0, 5);
     }
+    return true;
+  }
+  /// What an attempt says once the agent listens.
+  static Status OnceItListens(const std::function<Status()>& attempt) {
+    Status status;
+    Soon([&] {
+      status = attempt();
+      return status.reason() != Reason::kNotRunning && status.native() != ENOENT &&
+             status.native() != ECONNREFUSED;
+    });
+    return status;
   }
   static Box BoxOf(Range rows, Range columns) {
     const std::array<Range, 2> ranges = {rows, columns};
@@ -135,6 +144,7 @@ class AgentBus : public ::testing::Test {
             .rank_count = count};
   }
 
+  static constexpr Nanos kPatience = std::chrono::seconds(20);
   static constexpr std::uint64_t kRows = 1024;
   static constexpr std::uint64_t kColumns = 512;
   testing::TempDir dir_;

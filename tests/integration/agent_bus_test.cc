@@ -116,7 +116,8 @@ class AgentDeath : public AgentBus, public ::testing::WithParamInterface<Death> 
     FakeWorker worker(dir_.Join("a.sock"), Engine(0, 1, 2));
     const std::array<std::uint64_t, 2> dims = {kRows, kColumns};
     worker.AddTensor("w", *Shape::Create(dims), BoxOf({0, kRows}, {256, kColumns}));
-    if (!ConnectSoon(worker).ok() || !worker.Register(GetParam().flip).ok()) ::_exit(1);
+    const Status connected = OnceItListens([&] { return worker.Connect(); });
+    if (!connected.ok() || !worker.Register(GetParam().flip).ok()) ::_exit(1);
     int lives = 1;
     worker.SetHook([&lives](wire::MessageType hook) {
       if (hook == GetParam().hook && lives-- == 0) ::kill(::getpid(), SIGKILL);

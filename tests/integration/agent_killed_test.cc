@@ -5,7 +5,6 @@
 #include <functional>
 #include <gtest/gtest.h>
 #include <memory>
-#include <poll.h>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,12 +18,9 @@ namespace tensorbus {
 namespace {
 
 using std::chrono::milliseconds;
-using std::chrono::seconds;
 using testing::FakeWorker;
 using testing::IsStatus;
 using testing::PublishAll;
-
-constexpr Nanos kPatience = seconds(20);
 
 class AgentKilled : public testing::AgentBus {
  protected:
@@ -66,24 +62,6 @@ class AgentKilled : public testing::AgentBus {
     options.flip = flip;
     ASSERT_OK(engine_->Register(options));
     columns_ = columns;
-  }
-
-  static bool Soon(const std::function<bool()>& reached) {
-    const TimePoint deadline = std::chrono::steady_clock::now() + kPatience;
-    while (!reached()) {
-      if (std::chrono::steady_clock::now() > deadline) return false;
-      ::poll(nullptr, 0, 5);
-    }
-    return true;
-  }
-  /// What an attempt says once the agent listens.
-  static Status OnceItListens(const std::function<Status()>& attempt) {
-    Status status;
-    Soon([&] {
-      status = attempt();
-      return status.reason() != Reason::kNotRunning;
-    });
-    return status;
   }
 
   void StartUpdate() {
