@@ -20,4 +20,13 @@ std::vector<std::string> WithEnvironment(int argc, const char* const* argv,
   return arguments;
 }
 
+std::optional<std::string> FlagWithoutValue(std::span<const std::string> arguments) {
+  for (const std::string& argument : arguments) {
+    if (argument == "--") break;
+    if (argument.rfind("--", 0) != 0 || argument.find('=') != argument.size() - 1) continue;
+    return argument + " has nothing after the '='; give it a value or leave it out";
+  }
+  return std::nullopt;
+}
+
 }  // namespace tensorbus

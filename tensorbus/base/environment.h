@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,5 +19,9 @@ struct EnvironmentFlag {
 /// environment.
 std::vector<std::string> WithEnvironment(int argc, const char* const* argv,
                                          const std::vector<EnvironmentFlag>& flags);
+
+/// What is wrong with a word `--flag=`, as a script with an empty variable makes it, if there is
+/// one before a `--`: a parser would take the next word for its value.
+std::optional<std::string> FlagWithoutValue(std::span<const std::string> arguments);
 
 }  // namespace tensorbus

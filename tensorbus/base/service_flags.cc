@@ -5,7 +5,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <fmt/format.h>
+#include <fstream>
 #include <iostream>
+#include <string_view>
 #include <sys/stat.h>
 
 #include "tensorbus/base/environment.h"
@@ -19,6 +21,24 @@ constexpr const char* kConfig = "--config";
 constexpr const char* kPrintConfig = "--print-config";
 constexpr std::int64_t kConfigBytesMax = 1 << 20;
 
+/// What CLI11 would read as something else than it says.
+std::string CheckConfigLine(std::string_view line) {
+  const std::size_t first = line.find_first_not_of(" \t");
+  if (first == line.npos || line[first] == ';') return "";
+  char quote = 0;
+  for (const char c : line) {
+    if (quote == 0 && c == '#') break;  // a comment
+    if (quote == 0 && (c == '"' || c == '\'')) {
+      quote = c;
+    } else if (c == quote) {
+      quote = 0;
+    } else if (c == '#') {
+      return "has a # between quotes, which is taken for a comment; give this setting as a flag";
+    }
+  }
+  return quote == 0 ? "" : "has a quote that is not closed";
+}
+
 /// A pipe or a device may have no end.
 std::string CheckConfigFile(const std::string& path) {
   struct stat info = {};
@@ -26,9 +46,17 @@ std::string CheckConfigFile(const std::string& path) {
     return fmt::format("{}: {}", path, std::strerror(errno));  // NOLINT(concurrency-mt-unsafe)
   }
   if (!S_ISREG(info.st_mode)) return path + " is not a regular file";
-  if (info.st_size <= kConfigBytesMax) return "";
-  return fmt::format("{} has {} bytes; settings have at most {}", path, info.st_size,
-                     kConfigBytesMax);
+  if (info.st_size > kConfigBytesMax) {
+    return fmt::format("{} has {} bytes; settings have at most {}", path, info.st_size,
+                       kConfigBytesMax);
+  }
+  std::ifstream file(path);
+  std::string line;
+  for (int number = 1; std::getline(file, line); ++number) {
+    const std::string fault = CheckConfigLine(line);
+    if (!fault.empty()) return fmt::format("{}: line {} {}", path, number, fault);
+  }
+  return file.eof() ? "" : path + " cannot be read";
 }
 
 std::vector<EnvironmentFlag> EnvironmentFlags(const CLI::App& app) {
@@ -61,6 +89,7 @@ void AddConfigFlags(CLI::App& app) {
 std::optional<int> ParseServiceFlags(CLI::App& app, int argc, const char* const* argv) {
   try {
     std::vector<std::string> arguments = WithEnvironment(argc, argv, EnvironmentFlags(app));
+    if (const auto fault = FlagWithoutValue(arguments)) throw CLI::ArgumentMismatch(*fault);
     std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
     app.parse(std::move(arguments));
   } catch (const CLI::Success& help) {

@@ -5,6 +5,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "tensorbus/base/environment.h"
 #include "tensorbus/base/malformed.h"
 #include "tensorbus/cli/admin_json.h"
 #include "tensorbus/cli/commands.h"
@@ -35,6 +36,7 @@ int main(int argc, char** argv) {
   const std::vector<std::string> words(argv + 1, argv + std::max(argc, 1));
   for (RegisterCommand* command : AllCommands()) command(app, &exit_code);
   try {
+    if (const auto fault = tensorbus::FlagWithoutValue(words)) throw CLI::ArgumentMismatch(*fault);
     app.parse(argc, argv);
   } catch (const CLI::RequiredError& error) {
     // A mistyped command is what is wrong then, not that one is missing.

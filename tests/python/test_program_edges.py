@@ -55,6 +55,25 @@ def test_settings_are_a_regular_file_of_bounded_size(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", SERVICES)
+def test_settings_that_would_be_read_as_others_are_refused(tmp_path, name):
+    config = tmp_path / "settings.toml"
+    for line, says in (('name="a#1"', "line 2 has a # between quotes"), ('name="a', "line 2 has a quote that is not closed"),
+                       ("name='a # b'", "line 2 has a # between quotes")):
+        config.write_text(f"# it's a comment\n{line}\n")
+        assert says in refused(name, "--config", config, "--print-config")
+    config.write_text("; a 'comment\nlog-level='warn'  # it's one too\n")
+    assert 'log-level="warn"' in service(name, "--config", config, "--print-config").stdout
+    assert "cannot be read" in refused(name, "--config", "/proc/self/mem", "--print-config")
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_flag_without_its_value_takes_no_other_word(name):
+    assert "--log-level= has nothing after" in refused(name, "--log-level=", "--print-config")
+    done = run(CTL, "versions", "--channel=", "--json")
+    assert done.returncode == 2 and "--channel= has nothing after" in json.loads(done.stdout)["error"]["message"]
+
+
+@pytest.mark.parametrize("name", SERVICES)
 def test_print_config_is_checked_and_can_be_read_again(tmp_path, name):
     first = service(name, "--print-config", "--log-level", "warn")
     assert first.returncode == 0 and "print-config" not in first.stdout and 'log-level="warn"' in first.stdout
