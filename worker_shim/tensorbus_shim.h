@@ -184,7 +184,8 @@ typedef struct tb_registered {
   char why[512]; /* why this mode; zero-ended */
 } tb_registered;
 
-/* `out` may be null. */
+/* `out` may be null. When a registration that was to replace another fails after the agent heard of
+ * it, the connection is lost. */
 TB_API tb_status tb_register(tb_client* client, const tb_register_options* options,
                              tb_registered* out);
 

@@ -172,6 +172,8 @@ class Client {
   Result<std::uint32_t> AttachPrivate(std::span<std::byte> memory);
   Status DetachAll();
 
+  /// When one that was to replace another fails after the agent heard of it, the connection is
+  /// lost.
   Result<Registered> Register(const RegisterOptions& options);
   /// After the agent went away: the same with the one that listens now. A producer offers what it
   /// published last anew, unless it was released or written since; snapshots went with the agent.
