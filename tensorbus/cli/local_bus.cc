@@ -310,12 +310,14 @@ std::optional<ProcessMark> ReadPidFile(const std::string& path) {
 
 Status WritePidFile(const std::string& path, const ProcessMark& mark) {
   const std::string fresh = path + ".new";
+  errno = 0;
   std::ofstream file(fresh, std::ios::trunc);
   file << mark.pid << ' ' << mark.start_ticks << '\n';
   file.close();
   if (!file) {
+    const int error = errno != 0 ? errno : EIO;
     ::unlink(fresh.c_str());
-    return {Code::kUnavailable, "cannot write " + fresh};
+    return ErrnoStatus(error, "writing " + fresh);
   }
   if (::rename(fresh.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, "renaming " + fresh);
   return {};

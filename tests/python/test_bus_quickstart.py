@@ -82,7 +82,8 @@ def test_real_weights(smollm2: Path, tmp_path: Path) -> None:
     assert "134,585,280 elements" in output
 
 
-def test_an_interrupted_run_leaves_nothing_running(models: dict[str, Path]) -> None:
+@pytest.mark.parametrize(("sent", "ends"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_an_interrupted_run_leaves_nothing_running(models: dict[str, Path], sent: signal.Signals, ends: int) -> None:
     process = subprocess.Popen([sys.executable, "-m", "tensorbus.quickstart", "--model", str(models["untied"]), "--tp", "2"],
                                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -91,8 +92,8 @@ def test_an_interrupted_run_leaves_nothing_running(models: dict[str, Path]) -> N
             break
     children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     assert len(children) == 6, "daemon, agent, two trainer ranks, two engine ranks"
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 130
+    process.send_signal(sent)
+    assert process.wait(timeout=60) == ends
     process.stderr.close()
     deadline = time.monotonic() + 10
     while any(os.path.exists(f"/proc/{pid}") for pid in children):

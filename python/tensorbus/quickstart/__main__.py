@@ -99,7 +99,11 @@ def choose_tp(config: DecoderConfig) -> int:
 def main(argv: list[str]) -> int:
     options = parse(argv)
 
+    sent = int(signal.SIGINT)
+
     def stop(number: int, _: object) -> None:
+        nonlocal sent
+        sent = number
         raise KeyboardInterrupt(signal.Signals(number).name)
 
     signal.signal(signal.SIGTERM, stop)
@@ -125,7 +129,7 @@ def main(argv: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 130
+        return 128 + sent  # as a shell says it of who is ended by a signal
     try:
         result = run(wanted, start_services)
         show(result, wanted)
@@ -137,7 +141,7 @@ def main(argv: list[str]) -> int:
         return 1
     except KeyboardInterrupt:
         print("interrupted; everything started here has been ended", file=sys.stderr)
-        return 130
+        return 128 + sent  # as a shell says it of who is ended by a signal
     if result.leaks:
         for leak in result.leaks:
             print(f"leak: {leak}", file=sys.stderr)
