@@ -517,11 +517,11 @@ TEST_P(TransportConformance, PullsFromADoneOfAnotherPull) {
 TEST_P(TransportConformance, DestructionEndsWhatIsNotDone) {
   Start();
   Random random(37);
-  TestRoute& route = Keep(FlatRoute(random, 4, 4 << 20));
-  ASSERT_OK(source().Expose(Key(1), route.source()));
   Outcomes outcomes;
-  for (int i = 0; i < 4; ++i) {
-    target().Pull(Key(1), route.target(), Options(), outcomes.Next());
+  for (std::uint32_t i = 1; i <= 4; ++i) {  // each into memory of its own
+    TestRoute& route = Keep(FlatRoute(random, 4, 1 << 20));
+    ASSERT_OK(source().Expose(Key(1, i), route.source()));
+    target().Pull(Key(1, i), route.target(), Options(), outcomes.Next());
   }
   if (IsKindOf(GetParam(), "fake")) {
     target().Cancel(SessionId{1});  // its tasks are the executor's, which must not drop them
