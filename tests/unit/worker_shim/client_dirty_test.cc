@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "tests/testing/status_matchers.h"
-#include "tests/unit/worker_shim/fake_agent.h"
+#include "tests/unit/worker_shim/one_vector.h"
 #include "worker_shim/client.h"
 
 // A consumer whose agent goes away while it may be writing the served memory.
@@ -20,39 +20,18 @@ constexpr Nanos kPatience = std::chrono::seconds(10);
 class ClientDirty : public ::testing::Test {
  protected:
   void Start(MemoryMode mode = MemoryMode::kMapped) {
-    ConnectOptions options;
-    options.identity = {.channel = "policy",
-                        .job = "engine",
-                        .role = Role::kConsumer,
-                        .replica = 0,
-                        .rank = 1,
-                        .rank_count = 2};
-    options.agent_socket = agent_.path();
-    options.library = "test";
-    options.timeout = kPatience;
     agent_.Play([this, mode] {
       agent_.AcceptAndWelcome();
       registered_ = agent_.TakeRegistration(mode);
     });
-    auto client = Client::Connect(std::move(options));
+    auto client = Client::Connect(OptionsOf(agent_, "engine", Role::kConsumer));
     ASSERT_OK(client);
     client_ = *std::move(client);
     ASSERT_OK(client_->Attach({reinterpret_cast<std::byte*>(memory_.data()), sizeof memory_, -1}));
-    ASSERT_OK(client_->Register(Vector(), kPatience));
+    ASSERT_OK(client_->Register(OneVector(), kPatience));
     agent_.Join();
     EXPECT_FALSE(registered_.dirty);
     agent_.page().live_version.store(4);
-  }
-
-  static wire::Register Vector() {
-    wire::Register message;
-    const std::array<std::uint64_t, 1> dims = {16};
-    message.registration.tensors = {{"v", DType::kF32, Shape::Create(dims).value()}};
-    Piece piece;
-    piece.box = Box::Whole(message.registration.tensors[0].shape);
-    piece.strides = {4};
-    message.registration.pieces = {piece};
-    return message;
   }
 
   RequestId Update() {
@@ -281,7 +260,7 @@ TEST_F(ClientDirty, WhenItRegistersAnewAfterTheAgentMayHaveWrittenUnasked) {
   ASSERT_OK(client_->Poll());
   agent_.Next(MessageType::kHookDone);
   agent_.Play([this] { registered_ = agent_.TakeRegistration(); });
-  ASSERT_OK(client_->Register(Vector(), kPatience));
+  ASSERT_OK(client_->Register(OneVector(), kPatience));
   agent_.Join();
   EXPECT_TRUE(registered_.dirty);
 }

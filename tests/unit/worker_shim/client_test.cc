@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 
 #include "tests/testing/status_matchers.h"
-#include "tests/unit/worker_shim/fake_agent.h"
+#include "tests/unit/worker_shim/one_vector.h"
 #include "worker_shim/agent_socket.h"
 #include "worker_shim/arena.h"
 
@@ -27,19 +27,7 @@ constexpr Nanos kShort = milliseconds(5);
 
 class ClientTest : public ::testing::Test {
  protected:
-  ConnectOptions Options() {
-    ConnectOptions options;
-    options.identity = {.channel = "policy",
-                        .job = "trainer",
-                        .role = Role::kProducer,
-                        .replica = 0,
-                        .rank = 1,
-                        .rank_count = 2};
-    options.agent_socket = agent_.path();
-    options.library = "test";
-    options.timeout = kLong;
-    return options;
-  }
+  ConnectOptions Options() { return OptionsOf(agent_, "trainer", Role::kProducer); }
 
   std::unique_ptr<Client> ConnectClient() {
     agent_.Play([this] { agent_.AcceptAndWelcome(); });
@@ -49,23 +37,11 @@ class ClientTest : public ::testing::Test {
     return client.ok() ? *std::move(client) : nullptr;
   }
 
-  /// One f32 vector of 16 elements at the beginning of `memory_`.
-  static wire::Register Vector() {
-    wire::Register message;
-    const std::array<std::uint64_t, 1> dims = {16};
-    message.registration.tensors = {{"v", DType::kF32, Shape::Create(dims).value()}};
-    Piece piece;
-    piece.box = Box::Whole(message.registration.tensors[0].shape);
-    piece.strides = {4};
-    message.registration.pieces = {piece};
-    return message;
-  }
-
   std::unique_ptr<Client> RegisteredClient(MemoryMode mode = MemoryMode::kCma) {
     auto client = ConnectClient();
     EXPECT_OK(client->Attach({reinterpret_cast<std::byte*>(memory_.data()), sizeof memory_, -1}));
     agent_.Play([this, mode] { registered_ = agent_.TakeRegistration(mode); });
-    EXPECT_OK(client->Register(Vector(), kLong));
+    EXPECT_OK(client->Register(OneVector(), kLong));
     agent_.Join();
     return client;
   }
@@ -73,7 +49,7 @@ class ClientTest : public ::testing::Test {
   static wire::BucketWork Work(std::uint32_t piece, std::uint64_t first, std::uint64_t bytes) {
     wire::BucketRange range;
     range.piece = piece;
-    range.box = Vector().registration.pieces[0].box;
+    range.box = OneVector().registration.pieces[0].box;
     range.first = first;
     range.bytes = bytes;
     return {{range}};
@@ -222,7 +198,7 @@ TEST_F(ClientTest, RegistersWhatLiesWhere) {
   EXPECT_OK(client->Attach({reinterpret_cast<std::byte*>(memory_.data()), sizeof memory_, -1}));
   EXPECT_OK(client->Attach({arena.data(), arena.size(), arena.fd()}));
   agent_.Play([this] { registered_ = agent_.TakeRegistration(); });
-  wire::Register message = Vector();
+  wire::Register message = OneVector();
   message.flip = FlipMode::kShadow;
   message.leave_out = {"w"};
   ASSERT_OK_AND_ASSIGN(const wire::Registered registered, client->Register(message, kLong));
@@ -246,7 +222,7 @@ TEST_F(ClientTest, RegistersWhatLiesWhere) {
 TEST_F(ClientTest, ChecksTheRegistrationBeforeItGoesOut) {
   auto client = ConnectClient();
   EXPECT_OK(client->Attach({reinterpret_cast<std::byte*>(memory_.data()), 8, -1}));
-  EXPECT_THAT(client->Register(Vector(), kLong),
+  EXPECT_THAT(client->Register(OneVector(), kLong),
               IsStatus(Code::kInvalidArgument, Reason::kMalformed));
   EXPECT_THAT(client->Attach({}), IsStatus(Code::kInvalidArgument, Reason::kNone));
 }
@@ -264,7 +240,7 @@ TEST_F(ClientTest, PassesOnWhySegmentsOrRegistrationsAreRefused) {
       answer.status = at_segment ? Status(Code::kFailedPrecondition, "no segment") : refusal;
       agent_.Send(MessageType::kRegistered, frame.request, answer);
     });
-    EXPECT_THAT(client->Register(Vector(), kLong),
+    EXPECT_THAT(client->Register(OneVector(), kLong),
                 IsStatus(Code::kResourceExhausted, Reason::kOutOfMemory));
     agent_.Join();
   }
@@ -369,7 +345,7 @@ TEST_F(ClientTest, RegistersAgainWithTheNextAgent) {
   ASSERT_OK_AND_ASSIGN(const Outcome outcome, client->Wait(Publish(*client, 2), kLong));
   EXPECT_OK(outcome.status);
   agent_.Join();
-  EXPECT_EQ(registered_.registration.pieces, Vector().registration.pieces);
+  EXPECT_EQ(registered_.registration.pieces, OneVector().registration.pieces);
 }
 
 /// A client whose agent went away after it had published version 2, and what the next one is told.
@@ -446,7 +422,7 @@ TEST_F(ReturnTest, HoldsNothingWhenTheCounterMoved) {
 
 TEST_F(ReturnTest, HoldsNothingOfALayoutThatAnotherOneReplaced) {
   agent_.Play([this] { registered_ = agent_.TakeRegistration(); });
-  ASSERT_OK(client_->Register(Vector(), kLong));
+  ASSERT_OK(client_->Register(OneVector(), kLong));
   agent_.Join();
   const wire::Return back = ComeBack();
   EXPECT_EQ(back.epoch, ChannelEpoch{3});
@@ -461,7 +437,7 @@ TEST_F(ReturnTest, AnotherLayoutIsRefusedWhileARequestIsOnItsWayAndChangesNothin
   client_->DetachAll();
   ASSERT_OK(
       client_->Attach({reinterpret_cast<std::byte*>(elsewhere.data()), sizeof elsewhere, -1}));
-  wire::Register other = Vector();
+  wire::Register other = OneVector();
   other.registration.tensors[0].name = "other";
   EXPECT_THAT(client_->Register(other, kLong), IsStatus(Code::kFailedPrecondition, Reason::kBusy));
   const wire::Return back = ComeBack();
@@ -472,7 +448,7 @@ TEST_F(ReturnTest, AnotherLayoutIsRefusedWhileARequestIsOnItsWayAndChangesNothin
 
 TEST_F(ReturnTest, AnotherLayoutWhoseMemoryIsNoneChangesNothing) {
   ASSERT_OK_AND_ASSIGN(const UniqueFd file, CreateMemfd("test", sizeof memory_));
-  wire::Register other = Vector();
+  wire::Register other = OneVector();
   other.registration.tensors[0].name = "other";
   // No descriptor is left to pass one on with.
   ASSERT_OK(
@@ -503,7 +479,7 @@ TEST_F(ReturnTest, AnotherLayoutThatTheAgentRefusesEndsTheConnection) {
     agent_.Send(MessageType::kRegistered, frame.request, answer);
     agent_.ExpectEnd();
   });
-  EXPECT_EQ(client_->Register(Vector(), kLong).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(client_->Register(OneVector(), kLong).status().code(), Code::kInvalidArgument);
   agent_.Join();
   EXPECT_THAT(client_->connection(), IsStatus(Code::kUnavailable, Reason::kPeerLost));
   EXPECT_EQ(Reconnect().held.version, Version{}) << "it was another layout's";
@@ -515,7 +491,8 @@ TEST_F(ReturnTest, AnotherLayoutThatTheAgentNeverAnswersEndsTheConnection) {
     agent_.Next(MessageType::kRegister);
     agent_.ExpectEnd();
   });
-  EXPECT_EQ(client_->Register(Vector(), milliseconds(50)).status().code(), Code::kDeadlineExceeded);
+  EXPECT_EQ(client_->Register(OneVector(), milliseconds(50)).status().code(),
+            Code::kDeadlineExceeded);
   agent_.Join();
   EXPECT_THAT(client_->connection(), IsStatus(Code::kUnavailable, Reason::kPeerLost));
 }
