@@ -23,6 +23,7 @@
 
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_dir.h"
+#include "tests/unit/agent/bus_ranks.h"
 #include "tests/unit/agent/fake_worker.h"
 
 // Real tensorbusd and tensorbus-agent processes; the workers are in this process.
@@ -122,26 +123,6 @@ class AgentBus : public ::testing::Test {
              status.native() != ECONNREFUSED;
     });
     return status;
-  }
-  static Box BoxOf(Range rows, Range columns) {
-    const std::array<Range, 2> ranges = {rows, columns};
-    return Box(ranges);
-  }
-  static RankIdentity Trainer(std::uint32_t rank, std::uint32_t count) {
-    return {.channel = "policy",
-            .job = "trainer",
-            .role = Role::kProducer,
-            .replica = 0,
-            .rank = rank,
-            .rank_count = count};
-  }
-  static RankIdentity Engine(std::uint32_t replica, std::uint32_t rank, std::uint32_t count) {
-    return {.channel = "policy",
-            .job = "engine",
-            .role = Role::kConsumer,
-            .replica = replica,
-            .rank = rank,
-            .rank_count = count};
   }
 
   static constexpr Nanos kPatience = std::chrono::seconds(20);

@@ -18,10 +18,13 @@ namespace tensorbus {
 namespace {
 
 using testing::AgentBus;
+using testing::BoxOf;
+using testing::Engine;
 using testing::FakeWorker;
 using testing::IsStatus;
 using testing::kSanitized;
 using testing::PublishAll;
+using testing::Trainer;
 using testing::UpdateAll;
 
 std::size_t FdCount(pid_t pid) {

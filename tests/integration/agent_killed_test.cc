@@ -18,9 +18,12 @@ namespace tensorbus {
 namespace {
 
 using std::chrono::milliseconds;
+using testing::BoxOf;
+using testing::Engine;
 using testing::FakeWorker;
 using testing::IsStatus;
 using testing::PublishAll;
+using testing::Trainer;
 
 class AgentKilled : public testing::AgentBus {
  protected:

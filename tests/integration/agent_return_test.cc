@@ -14,8 +14,11 @@ namespace tensorbus {
 namespace {
 
 using testing::AgentBus;
+using testing::BoxOf;
+using testing::Engine;
 using testing::FakeWorker;
 using testing::PublishAll;
+using testing::Trainer;
 using testing::UpdateAll;
 
 /// Longer than a daemon that has restarted waits for engines to come back.

@@ -4,14 +4,18 @@
 #include "tensorbus/transport/tcp_transport.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/unit/agent/agent_fixture.h"
+#include "tests/unit/agent/bus_ranks.h"
 
 // Two agents with their own ranks: what crosses over goes by tcp, what stays goes by shm.
 namespace tensorbus::agent {
 namespace {
 
+using testing::BoxOf;
+using testing::Engine;
 using testing::FakeDaemon;
 using testing::FakeWorker;
 using testing::IsStatus;
+using testing::Trainer;
 
 class AgentPair : public ::testing::Test {
  protected:
@@ -60,26 +64,6 @@ class AgentPair : public ::testing::Test {
     EXPECT_OK(worker.Register(flip));
     return worker;
   }
-  static Box BoxOf(Range rows, Range columns) {
-    const std::array<Range, 2> ranges = {rows, columns};
-    return Box(ranges);
-  }
-  static RankIdentity Trainer(std::uint32_t rank) {
-    return {.channel = "policy",
-            .job = "trainer",
-            .role = Role::kProducer,
-            .replica = 0,
-            .rank = rank,
-            .rank_count = 2};
-  }
-  static RankIdentity Engine(std::uint32_t replica, std::uint32_t rank, std::uint32_t count) {
-    return {.channel = "policy",
-            .job = "engine",
-            .role = Role::kConsumer,
-            .replica = replica,
-            .rank = rank,
-            .rank_count = count};
-  }
 
   testing::TempDir dir_;
   const std::string token_ = "a token of tests";
@@ -89,8 +73,8 @@ class AgentPair : public ::testing::Test {
 };
 
 TEST_F(AgentPair, ALocalAndARemoteReplicaTakeOneVersion) {
-  FakeWorker& t0 = Add(0, Trainer(0), BoxOf({0, 32}, {0, 48}), FlipMode::kInPlace);
-  FakeWorker& t1 = Add(1, Trainer(1), BoxOf({32, 64}, {0, 48}), FlipMode::kInPlace);
+  FakeWorker& t0 = Add(0, Trainer(0, 2), BoxOf({0, 32}, {0, 48}), FlipMode::kInPlace);
+  FakeWorker& t1 = Add(1, Trainer(1, 2), BoxOf({32, 64}, {0, 48}), FlipMode::kInPlace);
   FakeWorker& near = Add(0, Engine(0, 0, 1), BoxOf({0, 64}, {0, 48}), FlipMode::kShadow);
   FakeWorker& far0 = Add(1, Engine(1, 0, 2), BoxOf({0, 64}, {0, 24}), FlipMode::kInPlace);
   FakeWorker& far1 = Add(0, Engine(1, 1, 2), BoxOf({0, 64}, {24, 48}), FlipMode::kInPlace);
@@ -113,8 +97,8 @@ TEST_F(AgentPair, ALocalAndARemoteReplicaTakeOneVersion) {
 }
 
 TEST_F(AgentPair, AnAgentThatWasNotToldTheSessionsCapabilityGetsNothing) {
-  FakeWorker& t0 = Add(0, Trainer(0), BoxOf({0, 32}, {0, 48}), FlipMode::kInPlace);
-  FakeWorker& t1 = Add(0, Trainer(1), BoxOf({32, 64}, {0, 48}), FlipMode::kInPlace);
+  FakeWorker& t0 = Add(0, Trainer(0, 2), BoxOf({0, 32}, {0, 48}), FlipMode::kInPlace);
+  FakeWorker& t1 = Add(0, Trainer(1, 2), BoxOf({32, 64}, {0, 48}), FlipMode::kInPlace);
   FakeWorker& engine = Add(1, Engine(0, 0, 1), BoxOf({0, 64}, {0, 48}), FlipMode::kShadow);
   daemon_.set_split_capability(true);
   for (std::uint32_t version = 1; version <= 2; ++version) {
@@ -136,8 +120,8 @@ TEST_F(AgentPair, AnAgentThatWasNotToldTheSessionsCapabilityGetsNothing) {
 }
 
 TEST_F(AgentPair, ASourceAgentThatDiesFailsTheSessionInTime) {
-  FakeWorker& t0 = Add(0, Trainer(0), BoxOf({0, 32}, {0, 48}), FlipMode::kInPlace);
-  FakeWorker& t1 = Add(1, Trainer(1), BoxOf({32, 64}, {0, 48}), FlipMode::kInPlace);
+  FakeWorker& t0 = Add(0, Trainer(0, 2), BoxOf({0, 32}, {0, 48}), FlipMode::kInPlace);
+  FakeWorker& t1 = Add(1, Trainer(1, 2), BoxOf({32, 64}, {0, 48}), FlipMode::kInPlace);
   FakeWorker& engine = Add(0, Engine(0, 0, 1), BoxOf({0, 64}, {0, 48}), FlipMode::kShadow);
   t0.Fill(1);
   t1.Fill(1);
