@@ -11,7 +11,7 @@
 namespace tensorbus::agent {
 namespace {
 
-constexpr std::uint64_t kTimeoutMsMax = 24ULL * 3600 * 1000;
+constexpr std::uint64_t kSessionTimeoutMsMax = 24ULL * 3600 * 1000;
 constexpr std::size_t kParticipantsMax = 65536;
 
 Status Malformed(std::string_view what) {
@@ -66,7 +66,7 @@ Result<SessionSpec> ParsePrepare(const proto::Prepare& message) {
   spec.proof = static_cast<Proof>(message.proof());
   spec.from_snapshot = message.from_snapshot();
   if (message.timeout_ms() == 0) return Malformed("no timeout");
-  spec.timeout = std::chrono::milliseconds(std::min(message.timeout_ms(), kTimeoutMsMax));
+  spec.timeout = std::chrono::milliseconds(std::min(message.timeout_ms(), kSessionTimeoutMsMax));
   spec.plan_digest = rpc::FromProto(message.plan_digest());
   spec.go = message.go();
   Result<transport::Capability> capability = transport::Capability::FromBytes(message.capability());

@@ -14,7 +14,7 @@ namespace tensorbus::agent {
 namespace {
 
 /// Longest a worker may ask to wait; also what 0 (no deadline of its own) means.
-constexpr std::uint64_t kTimeoutMsMax = 7ULL * 24 * 3600 * 1000;
+constexpr std::uint64_t kWaitMsMax = 7ULL * 24 * 3600 * 1000;
 
 Status WrittenMeanwhile(const Rank& rank) {
   return {Code::kAborted, rank.Name() + " was brought a version while it was digested; claim again",
@@ -35,8 +35,7 @@ std::string_view HookName(wire::MessageType hook) {
 }  // namespace
 
 Nanos TimeoutOf(std::uint64_t timeout_ms) {
-  const std::uint64_t bounded =
-      timeout_ms == 0 ? kTimeoutMsMax : std::min(timeout_ms, kTimeoutMsMax);
+  const std::uint64_t bounded = timeout_ms == 0 ? kWaitMsMax : std::min(timeout_ms, kWaitMsMax);
   return std::chrono::milliseconds(bounded);
 }
 

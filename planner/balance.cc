@@ -108,6 +108,17 @@ bool CloseTo(std::uint64_t load, std::uint64_t bound) {
 
 }  // namespace
 
+Result<std::uint64_t> JoinSupplies(std::uint64_t box_bytes, std::uint64_t count,
+                                   std::uint64_t* total) {
+  std::uint64_t bytes = 0;
+  if (__builtin_mul_overflow(box_bytes, count, &bytes) || bytes > kMaxSupplyBytes - *total) {
+    return Status(Code::kResourceExhausted, "the plan would move more than 2^62 bytes",
+                  Reason::kUnsupported);
+  }
+  *total += bytes;
+  return bytes;
+}
+
 std::uint64_t MinMaxSend(std::span<const Supply> supplies, std::uint32_t source_count) {
   if (supplies.empty()) return 0;
   std::uint64_t cap = PlainBound(supplies, source_count);

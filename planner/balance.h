@@ -4,6 +4,8 @@
 #include <span>
 #include <vector>
 
+#include "tensorbus/base/status.h"
+
 namespace tensorbus::planner {
 
 /// Bytes that must be sent, each by any of some source ranks.
@@ -14,6 +16,11 @@ struct Supply {
 
 /// Largest sum of supplies that the functions here take.
 inline constexpr std::uint64_t kMaxSupplyBytes = std::uint64_t{1} << 62;
+
+/// The bytes of `count` boxes of this size, which join the sum of supplies in `*total`. Error:
+/// kResourceExhausted, with nothing joined, where the sum would exceed kMaxSupplyBytes.
+Result<std::uint64_t> JoinSupplies(std::uint64_t box_bytes, std::uint64_t count,
+                                   std::uint64_t* total);
 
 /// The least possible number of bytes that the busiest source sends when every supply may be split
 /// freely among its holders, rounded up to a whole byte. Exact: found by min-cuts.

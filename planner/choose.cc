@@ -70,7 +70,8 @@ class Chooser {
         Demand& demand = near.empty() ? far_ : near_;
         const std::uint32_t supply =
             near.empty() ? FarSupplyOf(cell.holders) : near_.SupplyOf(near);
-        TB_RETURN_IF_ERROR(AddBytes(box_bytes, count, &demand.supplies[supply]));
+        TB_ASSIGN_OR_RETURN(const std::uint64_t bytes, JoinSupplies(box_bytes, count, &total_));
+        demand.supplies[supply].bytes += bytes;
         demand.needs.push_back({supply, target, class_index, cell.box});
       }
     }
@@ -105,17 +106,6 @@ class Chooser {
     std::optional<std::uint32_t>& supply = far_supply_of_[set];
     if (!supply) supply = far_.SupplyOf(survivors_.SourcesOf(set));
     return *supply;
-  }
-
-  Status AddBytes(std::uint64_t box_bytes, std::uint64_t count, Supply* supply) {
-    std::uint64_t bytes = 0;
-    if (__builtin_mul_overflow(box_bytes, count, &bytes) || bytes > kMaxSupplyBytes - total_) {
-      return {Code::kResourceExhausted, "the plan would move more than 2^62 bytes",
-              Reason::kUnsupported};
-    }
-    total_ += bytes;
-    supply->bytes += bytes;
-    return {};
   }
 
   const LayoutMatch& match_;

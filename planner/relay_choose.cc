@@ -17,7 +17,7 @@ namespace {
 using Ranks = std::vector<std::uint32_t>;
 
 /// All tensors of a class need a box at all targets of a group.
-struct Need {
+struct GroupNeed {
   std::uint32_t class_index = 0;
   std::uint32_t box = 0;
 };
@@ -29,7 +29,7 @@ struct Group {
   std::size_t target_count = 0;
   RelayTrees trees;
   std::uint64_t bytes = 0;
-  std::vector<Need> needs;
+  std::vector<GroupNeed> needs;
 };
 
 /// How what some ranks hold gets to some targets.
@@ -117,8 +117,11 @@ class RelayChooser {
         out_.by_class[class_index].push_back({target, source, cell.box, 0, count, 0, 0, true});
       const std::uint64_t box_bytes = match_.boxes[cell.box].volume() * ItemBytes(c.dtype);
       for (const std::size_t g : delivery.groups) {
-        TB_RETURN_IF_ERROR(AddDemand(box_bytes, count, &groups_[g]));
-        groups_[g].needs.push_back({class_index, cell.box});
+        TB_ASSIGN_OR_RETURN(const std::uint64_t bytes, JoinSupplies(box_bytes, count, &total_));
+        Group& group = groups_[g];
+        group.bytes += bytes;
+        (group.near ? near_ : far_).list[group.supply].bytes += bytes;
+        group.needs.push_back({class_index, cell.box});
       }
     }
     return {};
@@ -175,18 +178,6 @@ class RelayChooser {
     return groups_.size() - 1;
   }
 
-  Status AddDemand(std::uint64_t box_bytes, std::uint64_t count, Group* group) {
-    std::uint64_t bytes = 0;
-    if (__builtin_mul_overflow(box_bytes, count, &bytes) || bytes > kMaxSupplyBytes - total_) {
-      return {Code::kResourceExhausted, "the plan would move more than 2^62 bytes",
-              Reason::kUnsupported};
-    }
-    total_ += bytes;
-    group->bytes += bytes;
-    (group->near ? near_ : far_).list[group->supply].bytes += bytes;
-    return {};
-  }
-
   Status DealAll() {
     NodeShares shares = BalanceByNode(far_.list, near_.list, match_.source->rank_count);
     for (auto* side : {&shares.far, &shares.near}) {
@@ -215,7 +206,7 @@ class RelayChooser {
     std::vector<std::uint64_t> ends;
     for (const Way& way : ways) ends.push_back(way.end);
     Dealer dealer(std::move(ends), &out_);
-    for (const Need& need : group.needs) {
+    for (const GroupNeed& need : group.needs) {
       std::vector<Transfer>& transfers = out_.by_class[need.class_index];
       for (const Part& part :
            dealer.Deal(match_.classes[need.class_index], match_.boxes[need.box], need.box)) {

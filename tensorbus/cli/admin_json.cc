@@ -9,12 +9,10 @@ namespace tensorbus::cli {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-Json BoxJson(const proto::BoxMessage& box) {
-  Json out = Json::array();
+OrderedJson BoxJson(const proto::BoxMessage& box) {
+  OrderedJson out = OrderedJson::array();
   for (int d = 0; d < box.lo_size() && d < box.hi_size(); ++d) {
-    out.push_back(Json::array({box.lo(d), box.hi(d)}));
+    out.push_back(OrderedJson::array({box.lo(d), box.hi(d)}));
   }
   return out;
 }
@@ -23,14 +21,14 @@ std::string DigestText(const proto::Digest& digest) {
   return fmt::format("{:016x}{:016x}", digest.b(), digest.a());
 }
 
-Json RankJson(const proto::RankStatus& rank) {
+OrderedJson RankJson(const proto::RankStatus& rank) {
   return {{"rank", rank.rank()},          {"agent", rank.agent()}, {"pid", rank.pid()},
           {"memory", rank.memory_mode()}, {"bytes", rank.bytes()}, {"waiting", rank.waiting()},
           {"dirty", rank.dirty()}};
 }
 
-Json ReplicaJson(const proto::ReplicaStatus& replica) {
-  Json ranks = Json::array();
+OrderedJson ReplicaJson(const proto::ReplicaStatus& replica) {
+  OrderedJson ranks = OrderedJson::array();
   for (const auto& rank : replica.ranks()) ranks.push_back(RankJson(rank));
   return {{"job", replica.job()},
           {"replica", replica.replica()},
@@ -42,7 +40,7 @@ Json ReplicaJson(const proto::ReplicaStatus& replica) {
           {"ranks", std::move(ranks)}};
 }
 
-Json ErrorBody(const Status& status) {
+OrderedJson ErrorBody(const Status& status) {
   return {{"code", std::string(CodeName(status.code()))},
           {"reason", std::string(ReasonName(status.reason()))},
           {"message", status.message()}};
@@ -50,10 +48,10 @@ Json ErrorBody(const Status& status) {
 
 }  // namespace
 
-Json ToJson(const proto::StatusReply& reply) {
-  Json agents = Json::array();
+OrderedJson ToJson(const proto::StatusReply& reply) {
+  OrderedJson agents = OrderedJson::array();
   for (const auto& agent : reply.agents()) {
-    Json endpoints = Json::array();
+    OrderedJson endpoints = OrderedJson::array();
     for (const auto& endpoint : agent.endpoints()) endpoints.push_back(endpoint);
     agents.push_back({{"agent", agent.agent()},
                       {"host", agent.host()},
@@ -61,11 +59,11 @@ Json ToJson(const proto::StatusReply& reply) {
                       {"endpoints", std::move(endpoints)},
                       {"rank_count", agent.rank_count()}});
   }
-  Json channels = Json::array();
+  OrderedJson channels = OrderedJson::array();
   for (const auto& channel : reply.channels()) {
-    Json producers = Json::array();
+    OrderedJson producers = OrderedJson::array();
     for (const auto& rank : channel.producer_ranks()) producers.push_back(RankJson(rank));
-    Json replicas = Json::array();
+    OrderedJson replicas = OrderedJson::array();
     for (const auto& replica : channel.replicas()) replicas.push_back(ReplicaJson(replica));
     channels.push_back({{"channel", channel.channel()},
                         {"epoch", channel.epoch()},
@@ -77,12 +75,12 @@ Json ToJson(const proto::StatusReply& reply) {
                         {"producer_ranks", std::move(producers)},
                         {"replicas", std::move(replicas)}});
   }
-  Json sessions = Json::array();
+  OrderedJson sessions = OrderedJson::array();
   for (const auto& session : reply.sessions()) {
-    Json item = {{"session", session.session()},       {"channel", session.channel()},
-                 {"target_job", session.target_job()}, {"replica", session.replica()},
-                 {"version", session.version()},       {"state", session.state()},
-                 {"seconds", session.seconds()},       {"bytes", session.bytes()}};
+    OrderedJson item = {{"session", session.session()},       {"channel", session.channel()},
+                        {"target_job", session.target_job()}, {"replica", session.replica()},
+                        {"version", session.version()},       {"state", session.state()},
+                        {"seconds", session.seconds()},       {"bytes", session.bytes()}};
     if (session.has_error()) item["error"] = ErrorBody(rpc::FromProto(session.error()));
     sessions.push_back(std::move(item));
   }
@@ -93,10 +91,10 @@ Json ToJson(const proto::StatusReply& reply) {
           {"sessions", std::move(sessions)}};
 }
 
-Json ToJson(const proto::VersionsReply& reply) {
-  Json versions = Json::array();
+OrderedJson ToJson(const proto::VersionsReply& reply) {
+  OrderedJson versions = OrderedJson::array();
   for (const auto& version : reply.versions()) {
-    Json live = Json::array();
+    OrderedJson live = OrderedJson::array();
     for (const auto& name : version.live_at()) live.push_back(name);
     versions.push_back({{"channel", version.channel()},
                         {"version", version.version()},
@@ -110,19 +108,19 @@ Json ToJson(const proto::VersionsReply& reply) {
   return {{"versions", std::move(versions)}};
 }
 
-Json ToJson(const proto::ExplainReply& reply) {
-  Json shape = Json::array();
+OrderedJson ToJson(const proto::ExplainReply& reply) {
+  OrderedJson shape = OrderedJson::array();
   for (const std::uint64_t size : reply.shape()) shape.push_back(size);
-  Json holders = Json::array();
+  OrderedJson holders = OrderedJson::array();
   for (const auto& holder : reply.holders()) {
-    Json boxes = Json::array();
+    OrderedJson boxes = OrderedJson::array();
     for (const auto& box : holder.boxes()) boxes.push_back(BoxJson(box));
     holders.push_back({{"job", holder.job()},
                        {"replica", holder.replica()},
                        {"rank", holder.rank()},
                        {"boxes", std::move(boxes)}});
   }
-  Json routes = Json::array();
+  OrderedJson routes = OrderedJson::array();
   for (const auto& route : reply.routes()) {
     routes.push_back({{"source", route.source_rank()},
                       {"target", route.target_rank()},
@@ -137,8 +135,8 @@ Json ToJson(const proto::ExplainReply& reply) {
           {"routes", std::move(routes)}};
 }
 
-Json ToJson(const proto::WhoIsMissingReply& reply) {
-  Json missing = Json::array();
+OrderedJson ToJson(const proto::WhoIsMissingReply& reply) {
+  OrderedJson missing = OrderedJson::array();
   for (const auto& item : reply.missing()) {
     missing.push_back({{"what", item.what()},
                        {"who", item.who()},
@@ -148,8 +146,8 @@ Json ToJson(const proto::WhoIsMissingReply& reply) {
   return {{"missing", std::move(missing)}};
 }
 
-Json ToJson(const proto::VerifyReply& reply) {
-  Json faults = Json::array();
+OrderedJson ToJson(const proto::VerifyReply& reply) {
+  OrderedJson faults = OrderedJson::array();
   for (const auto& fault : reply.faults()) {
     faults.push_back({{"tensor", fault.tensor()},
                       {"box", BoxJson(fault.box())},
@@ -157,7 +155,7 @@ Json ToJson(const proto::VerifyReply& reply) {
                       {"against", fault.against()},
                       {"message", fault.message()}});
   }
-  Json tensors = Json::object();
+  OrderedJson tensors = OrderedJson::object();
   for (const auto& tensor : reply.tensors()) tensors[tensor.tensor()] = DigestText(tensor.digest());
   return {{"equal", reply.equal()},          {"version", reply.version()},
           {"tensors", reply.tensor_count()}, {"bytes", reply.bytes()},
@@ -165,8 +163,8 @@ Json ToJson(const proto::VerifyReply& reply) {
           {"digests", std::move(tensors)}};
 }
 
-Json ToTraceJson(const proto::TraceReply& reply) {
-  Json events = Json::array();
+OrderedJson ToTraceJson(const proto::TraceReply& reply) {
+  OrderedJson events = OrderedJson::array();
   std::map<std::string, int> tracks;
   for (const auto& event : reply.events()) {
     const auto [track, fresh] =
@@ -191,7 +189,7 @@ Json ToTraceJson(const proto::TraceReply& reply) {
   return {{"traceEvents", std::move(events)}, {"displayTimeUnit", "ms"}};
 }
 
-Json ErrorJson(const Status& status) {
+OrderedJson ErrorJson(const Status& status) {
   return {{"error", ErrorBody(status)}};
 }
 

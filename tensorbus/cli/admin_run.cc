@@ -192,19 +192,18 @@ int RunRollback(const AdminOptions& options, const std::string& channel, std::ui
   proto::RollbackRequest request;
   request.set_channel(channel);
   request.set_version(version);
-  return Ask(options, &rpc::AdminClient::Rollback, request, out, err,
-             [&](const proto::RollbackReply& reply) {
-               if (options.json) {
-                 out << nlohmann::ordered_json{{"version", version},
-                                               {"replicas", reply.replica_count()}}
-                            .dump()
-                     << '\n';
-               }
-               err << fmt::format(
-                   "version {} is what replicas get now; {} will have it after the next request\n",
-                   version, Count(reply.replica_count(), "replica"));
-               return kExitFine;
-             });
+  return Ask(
+      options, &rpc::AdminClient::Rollback, request, out, err,
+      [&](const proto::RollbackReply& reply) {
+        if (options.json) {
+          out << OrderedJson{{"version", version}, {"replicas", reply.replica_count()}}.dump()
+              << '\n';
+        }
+        err << fmt::format(
+            "version {} is what replicas get now; {} will have it after the next request\n",
+            version, Count(reply.replica_count(), "replica"));
+        return kExitFine;
+      });
 }
 
 int RunExplain(const AdminOptions& options, const std::string& channel, const std::string& tensor,

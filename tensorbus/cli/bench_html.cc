@@ -64,7 +64,7 @@ std::string BarChart(const std::vector<Bar>& bars) {
   return svg + "</svg>";
 }
 
-std::vector<Bar> BarsOf(const BenchJson& result) {
+std::vector<Bar> BarsOf(const OrderedJson& result) {
   std::vector<Bar> bars = {{"tensorbus", result["gb_per_s"].get<double>(), "--ours"}};
   for (const auto& [name, peer] : result["peers"].items()) {
     if (peer["ran"].get<bool>()) bars.push_back({name, peer["gb_per_s"].get<double>(), "--peer"});
@@ -75,13 +75,13 @@ std::vector<Bar> BarsOf(const BenchJson& result) {
   return bars;
 }
 
-std::string TableRow(const std::string& name, const BenchJson& entry) {
+std::string TableRow(const std::string& name, const OrderedJson& entry) {
   if (!entry.value("ran", true)) {
     return fmt::format(R"~(<tr><td>{}</td><td class="why" colspan="7">did not run: {}</td></tr>)~",
                        Escape(name), Escape(entry["why"].get<std::string>()));
   }
-  const BenchJson& seconds = entry["seconds"];
-  const auto ms = [](const BenchJson& value) { return value.get<double>() * 1e3; };
+  const OrderedJson& seconds = entry["seconds"];
+  const auto ms = [](const OrderedJson& value) { return value.get<double>() * 1e3; };
   const bool verified = entry["verified"].get<bool>();
   return fmt::format(
       R"~(<tr><td>{}</td><td>{:.2f}</td><td>{:.2f}</td><td>{:.2f}</td><td>{:.2f}</td>)~"
@@ -91,7 +91,7 @@ std::string TableRow(const std::string& name, const BenchJson& entry) {
       verified ? "ok" : "bad", verified ? "every element" : "no");
 }
 
-std::string Section(const BenchJson& result) {
+std::string WorkloadSection(const OrderedJson& result) {
   const auto ms = [&result](const char* field) {
     return fmt::format("{:.2f} ms", result[field].get<double>() * 1e3);
   };
@@ -130,7 +130,7 @@ std::string Section(const BenchJson& result) {
 
 }  // namespace
 
-std::string BenchPage(const std::vector<BenchJson>& results) {
+std::string BenchPage(const std::vector<OrderedJson>& results) {
   const std::time_t now = std::time(nullptr);
   std::tm local = {};
   ::localtime_r(&now, &local);
@@ -138,7 +138,7 @@ std::string BenchPage(const std::vector<BenchJson>& results) {
   std::strftime(date, sizeof date, "%Y-%m-%d %H:%M", &local);
   std::string html = PageHead("Tensorbus benchmark", "Weight refresh, M to N");
   if (!results.empty()) {
-    const BenchJson& host = results.front()["host"];
+    const OrderedJson& host = results.front()["host"];
     html += fmt::format(
         "<p class=\"sub\">{}; {}, {} cores, {:.0f} GB of memory, Linux {}, load {:.1f} before the "
         "run. Everything ran alternating, in one go, on this machine.</p>",
@@ -146,11 +146,11 @@ std::string BenchPage(const std::vector<BenchJson>& results) {
         host["ram_bytes"].get<double>() * 1e-9, Escape(host["kernel"].get<std::string>()),
         host["load"].get<double>());
   }
-  for (const BenchJson& result : results) html += Section(result);
+  for (const OrderedJson& result : results) html += WorkloadSection(result);
   return html + PageTail();
 }
 
-Status WriteBenchPage(const std::vector<BenchJson>& results, const std::string& path) {
+Status WriteBenchPage(const std::vector<OrderedJson>& results, const std::string& path) {
   return WriteFile(BenchPage(results), path);
 }
 

@@ -13,7 +13,7 @@ namespace {
 /// A peer that does worse than this share of the plain streaming copy was disturbed by something.
 constexpr double kQuietShare = 0.8;
 
-BenchJson SpreadToJson(const Spread& spread) {
+OrderedJson SpreadToJson(const Spread& spread) {
   return {{"min", spread.min}, {"median", spread.median}, {"p95", spread.p95}, {"max", spread.max}};
 }
 
@@ -28,8 +28,8 @@ std::vector<double> Column(const std::vector<Lap>& laps, const Field& field) {
   return values;
 }
 
-BenchJson PeerToJson(const PeerResult& peer, std::uint64_t bytes) {
-  BenchJson json;
+OrderedJson PeerToJson(const PeerResult& peer, std::uint64_t bytes) {
+  OrderedJson json;
   json["ran"] = peer.ran;
   if (!peer.ran) {
     json["why"] = peer.why;
@@ -61,7 +61,7 @@ std::vector<Cell> CeilingRow(const std::string& name, double gb_per_s, double ou
 }
 
 /// For what was timed lap by lap: ours or a peer.
-std::vector<Cell> TimedRow(const std::string& name, const BenchJson& timed,
+std::vector<Cell> TimedRow(const std::string& name, const OrderedJson& timed,
                            const std::string& share) {
   const bool verified = timed["verified"].get<bool>();
   return {name,
@@ -72,7 +72,7 @@ std::vector<Cell> TimedRow(const std::string& name, const BenchJson& timed,
           verified ? Cell("verified", Colour::kGreen) : Cell("NOT VERIFIED", Colour::kRed)};
 }
 
-Table RowsOf(const BenchJson& result) {
+Table RowsOf(const OrderedJson& result) {
   const double ours = result["gb_per_s"].get<double>();
   Table table({"", "median ms", "p95 ms", "GB/s", "we are", ""}, {1, 2, 3, 4});
   table.Add(TimedRow("tensorbus", result, ""));
@@ -93,7 +93,7 @@ Table RowsOf(const BenchJson& result) {
 
 }  // namespace
 
-BenchJson ToJson(const HostInfo& host) {
+OrderedJson ToJson(const HostInfo& host) {
   return {{"cpu_model", host.cpu_model},
           {"cores", host.cores},
           {"ram_bytes", host.ram_bytes},
@@ -101,11 +101,11 @@ BenchJson ToJson(const HostInfo& host) {
           {"load", host.load}};
 }
 
-BenchJson ToJson(const BenchResult& result) {
+OrderedJson ToJson(const BenchResult& result) {
   const Spread seconds = SpreadOf(Column(result.laps, [](const Lap& lap) { return lap.seconds; }));
   const Spread trigger = SpreadOf(result.trigger_seconds);
   const auto median = [&result](const auto& field) { return MedianOf(Column(result.laps, field)); };
-  BenchJson json;
+  OrderedJson json;
   json["workload"] = result.workload;
   json["transport"] = result.settings.transport;
   json["memory"] = result.settings.memory;
@@ -137,12 +137,12 @@ BenchJson ToJson(const BenchResult& result) {
   json["ntcopy_gb_per_s"] = result.ntcopy_gb_per_s;
   json["socket_gb_per_s"] = result.socket_gb_per_s;
   json["staging_bytes_peak"] =
-      result.staging_bytes_peak ? BenchJson(*result.staging_bytes_peak) : BenchJson();
+      result.staging_bytes_peak ? OrderedJson(*result.staging_bytes_peak) : OrderedJson();
   json["rss_bytes_peak"] = result.rss_bytes_peak;
   json["worker_rss_bytes_peak"] = result.worker_rss_bytes_peak;
   json["cpu_seconds"] = median([](const Lap& lap) { return lap.cpu_seconds; });
   json["source_blocked_seconds"] = median([](const Lap& lap) { return lap.blocked_seconds; });
-  json["peers"] = BenchJson::object();
+  json["peers"] = OrderedJson::object();
   for (const PeerResult& peer : result.peers) {
     json["peers"][peer.name] = PeerToJson(peer, result.bytes);
     if (peer.name != "hand-shm" || !peer.ran || result.workload != "qwen3-0.6b") continue;
@@ -152,7 +152,7 @@ BenchJson ToJson(const BenchResult& result) {
   return json;
 }
 
-void PrintBench(const BenchJson& result, std::ostream& out) {
+void PrintBench(const OrderedJson& result, std::ostream& out) {
   const std::uint64_t replicas = result["replicas"].get<std::uint64_t>();
   out << fmt::format(
       "{}: {} tensors, {:.1f} MB, {} -> {}{}; {}, {}, proof {}, flip {}; {} refreshes\n",

@@ -5,11 +5,10 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "tensorbus/base/status.h"
 #include "tensorbus/cli/bench_bus.h"
 #include "tensorbus/cli/bench_stats.h"
+#include "tensorbus/cli/ordered_json.h"
 
 namespace tensorbus::cli {
 
@@ -53,19 +52,16 @@ struct BenchResult {
   std::vector<PeerResult> peers;
 };
 
-/// Keeps fields in the order in which they are put.
-using BenchJson = nlohmann::ordered_json;
-
 /// The fields of docs/benchmarks.md.
-BenchJson ToJson(const BenchResult& result);
-BenchJson ToJson(const HostInfo& host);
+OrderedJson ToJson(const BenchResult& result);
+OrderedJson ToJson(const HostInfo& host);
 
 /// For people: one line for us, each ceiling and each peer, from a result's JSON.
-void PrintBench(const BenchJson& result, std::ostream& out);
+void PrintBench(const OrderedJson& result, std::ostream& out);
 
 /// Writes a page with a chart and all figures that needs nothing else. Error: as the system says,
 /// naming the path.
-Status WriteBenchPage(const std::vector<BenchJson>& results, const std::string& path);
-std::string BenchPage(const std::vector<BenchJson>& results);
+Status WriteBenchPage(const std::vector<OrderedJson>& results, const std::string& path);
+std::string BenchPage(const std::vector<OrderedJson>& results);
 
 }  // namespace tensorbus::cli

@@ -164,7 +164,7 @@ class BenchSession {
     return {};
   }
 
-  BenchJson Report() const { return ToJson(result_); }
+  OrderedJson Report() const { return ToJson(result_); }
 
  private:
   void Show(const std::string& what) {
@@ -289,7 +289,8 @@ Status KeepLogs(const Crew& crew, const std::string& log_dir, const std::string&
   return error ? ErrnoStatus(error.value(), crew.folder()) : Status();
 }
 
-Result<BenchJson> RunOne(const BenchOptions& options, const Workload& workload, std::ostream& err) {
+Result<OrderedJson> RunOne(const BenchOptions& options, const Workload& workload,
+                           std::ostream& err) {
   TB_ASSIGN_OR_RETURN(Crew crew, Crew::Create());
   Progress progress(err);
   BenchSession session(options, workload, crew, progress);
@@ -306,7 +307,7 @@ Result<BenchJson> RunOne(const BenchOptions& options, const Workload& workload, 
     if (!kept.ok()) err << "tensorbusctl bench: " << Printable(kept.message()) << "\n";
     return status.Annotate("workload " + workload.name);
   }
-  BenchJson report = session.Report();
+  OrderedJson report = session.Report();
   PrintBench(report, err);
   if (!kept.ok()) return kept;
   return report;
@@ -316,7 +317,7 @@ int Fail(const BenchOptions& options, const Status& status, int exit_code, std::
          std::ostream& err) {
   err << "tensorbusctl bench: " << Printable(status.message()) << "\n";
   if (options.json) {
-    BenchJson answer;
+    OrderedJson answer;
     answer["error"]["code"] = CodeName(status.code());
     answer["error"]["reason"] = ReasonName(status.reason());
     answer["error"]["message"] = status.message();
@@ -324,11 +325,6 @@ int Fail(const BenchOptions& options, const Status& status, int exit_code, std::
     out << Dump(answer) << "\n";
   }
   return exit_code;
-}
-
-int ExitCodeFor(const Status& status) {
-  const bool usage = status.code() == Code::kInvalidArgument || status.code() == Code::kNotFound;
-  return usage ? kExitUsage : kExitFailed;
 }
 
 /// As a shell says it of who is ended by a signal; we have ended the processes first.
@@ -354,7 +350,7 @@ int RunBench(const BenchOptions& options, std::ostream& out, std::ostream& err) 
       return Fail(options, fits.Annotate("workload " + workload.name), kExitFailed, out, err);
     }
   }
-  std::vector<BenchJson> reports;
+  std::vector<OrderedJson> reports;
   for (const Workload& workload : *workloads) {
     auto report = RunOne(options, workload, err);
     if (!report.ok()) {
@@ -369,7 +365,7 @@ int RunBench(const BenchOptions& options, std::ostream& out, std::ostream& err) 
   }
   if (options.json) {
     const bool several = reports.size() != 1 || options.workload.name == "all";
-    out << Dump(several ? BenchJson{{"results", reports}} : reports.front()) << "\n";
+    out << Dump(several ? OrderedJson{{"results", reports}} : reports.front()) << "\n";
   }
   return kExitFine;
 }

@@ -4,6 +4,18 @@
 
 namespace tensorbus::cli {
 
+int ExitCodeFor(const Status& status) {
+  switch (status.code()) {
+    case Code::kFailedPrecondition:
+    case Code::kResourceExhausted:
+    case Code::kInternal:
+    case Code::kUnavailable:
+      return kExitFailed;
+    default:
+      return kExitUsage;
+  }
+}
+
 std::span<RegisterCommand* const> AllCommands() {
   static constexpr std::array<RegisterCommand*, 15> kCommands = {
       &RegisterUp,          &RegisterDown,    &RegisterStatus,       &RegisterVersions,

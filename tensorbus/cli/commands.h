@@ -3,6 +3,8 @@
 #include <span>
 #include <string>
 
+#include "tensorbus/base/status.h"
+
 namespace CLI {
 class App;
 class Option;
@@ -14,6 +16,10 @@ namespace tensorbus::cli {
 inline constexpr int kExitFine = 0;
 inline constexpr int kExitFailed = 1;
 inline constexpr int kExitUsage = 2;
+
+/// How a command ends that could not do what it was asked with the layouts and files that it was
+/// given: whether they are at fault, or what became of them.
+int ExitCodeFor(const Status& status);
 
 /// Adds one command with its flags to `app`. When it is chosen, it runs during parsing and leaves
 /// its exit code in `*exit_code`, which outlives `app`. Flags are parsed in this function's file

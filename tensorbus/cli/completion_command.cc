@@ -70,7 +70,7 @@ struct Cases {
 std::string Script(const CLI::App& app, bool zsh) {
   Cases cases;
   cases.Add(app, "");
-  constexpr const char* kScript = R"(_tensorbusctl() {{
+  constexpr const char* kFunction = R"(_tensorbusctl() {{
   local current="${{COMP_WORDS[COMP_CWORD]}}" flag="${{COMP_WORDS[COMP_CWORD-1]}}"
   local path="" words="" i
   # --flag=value is three words to bash.
@@ -99,7 +99,7 @@ std::string Script(const CLI::App& app, bool zsh) {
 complete -o bashdefault -o default -F _tensorbusctl tensorbusctl
 )";
   return (zsh ? "autoload -U +X bashcompinit && bashcompinit\n" : "") +
-         fmt::format(kScript, cases.commands, cases.values, cases.flags, cases.names);
+         fmt::format(kFunction, cases.commands, cases.values, cases.flags, cases.names);
 }
 
 }  // namespace

@@ -6,10 +6,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <nlohmann/json.hpp>
-
 #include "tensorbus/cli/commands.h"
-#include "tensorbus/cli/plan_report.h"
+#include "tensorbus/cli/ordered_json.h"
 #include "tensorbus/cli/table.h"
 #include "tensorbus/rpc/address.h"
 #include "tensorbus/rpc/admin_client.h"
@@ -91,7 +89,7 @@ int RunDoctor(const DoctorOptions& options, std::ostream& out, std::ostream& err
   std::uint64_t faults = 0;
   std::uint64_t warnings = 0;
   Table table({"CHECK", "", "FOUND", "REMEDY"});
-  nlohmann::ordered_json checks = nlohmann::ordered_json::array();
+  OrderedJson checks = OrderedJson::array();
   for (const Finding& finding : findings) {
     faults += finding.level == Level::kFault ? 1 : 0;
     warnings += finding.level == Level::kWarning ? 1 : 0;

@@ -17,6 +17,7 @@
 #include <thread>
 #include <unistd.h>
 
+#include "tensorbus/base/clock.h"
 #include "tensorbus/base/mapping.h"
 #include "tensorbus/cli/doctor.h"
 
@@ -179,8 +180,7 @@ double Speed(std::size_t bytes, Run run) {
   for (int i = 0; i < 5; ++i) {
     const auto begin = std::chrono::steady_clock::now();
     run();
-    const double seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    const double seconds = Seconds(std::chrono::steady_clock::now() - begin);
     best = std::max(best, static_cast<double>(bytes) / seconds / 1e9);
   }
   return best;
@@ -204,8 +204,7 @@ std::vector<Finding> Measure() {
     return {{"memcpy", Level::kWarning, mapping.status().message(), "free some memory"}};
   }
   const Status touched = TouchPages(mapping->span());
-  const double touch_seconds =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double touch_seconds = Seconds(std::chrono::steady_clock::now() - start);
   if (!touched.ok()) return {{"memcpy", Level::kWarning, touched.message(), "free some memory"}};
   const double speed =
       Speed(kBytes, [&] { std::memcpy(mapping->data(), mapping->data() + kBytes, kBytes); });

@@ -21,13 +21,11 @@
 #include <thread>
 #include <unistd.h>
 
-#include <nlohmann/json.hpp>
-
 #include "tensorbus/base/printable.h"
 #include "tensorbus/base/unique_fd.h"
 #include "tensorbus/cli/admin_json.h"
 #include "tensorbus/cli/commands.h"
-#include "tensorbus/cli/plan_report.h"
+#include "tensorbus/cli/ordered_json.h"
 #include "tensorbus/rpc/address.h"
 #include "tensorbus/rpc/admin_client.h"
 
@@ -212,7 +210,7 @@ Status Await(const Service& service, const Paths& paths, const ProcessMark& mark
   return {};
 }
 
-int Report(const LocalOptions& options, const Status& status, const nlohmann::ordered_json& result,
+int Report(const LocalOptions& options, const Status& status, const OrderedJson& result,
            std::ostream& out, std::ostream& err) {
   if (options.json) out << Dump(status.ok() ? result : ErrorJson(status)) << '\n';
   if (status.ok()) return kExitFine;
@@ -220,7 +218,7 @@ int Report(const LocalOptions& options, const Status& status, const nlohmann::or
   return status.code() == Code::kInvalidArgument ? kExitUsage : kExitFailed;
 }
 
-Status Up(const LocalOptions& options, nlohmann::ordered_json* result, std::ostream& err) {
+Status Up(const LocalOptions& options, OrderedJson* result, std::ostream& err) {
   const auto deadline = Steady::now() + std::chrono::duration_cast<Steady::duration>(
                                             std::chrono::duration<double>(options.timeout_seconds));
   const Paths paths{options.runtime_dir};
@@ -244,7 +242,7 @@ Status Up(const LocalOptions& options, nlohmann::ordered_json* result, std::ostr
   return {};
 }
 
-Status Down(const LocalOptions& options, nlohmann::ordered_json* result, std::ostream& err) {
+Status Down(const LocalOptions& options, OrderedJson* result, std::ostream& err) {
   const auto deadline = Steady::now() + std::chrono::duration_cast<Steady::duration>(
                                             std::chrono::duration<double>(options.timeout_seconds));
   const Paths paths{options.runtime_dir};
@@ -324,13 +322,13 @@ Status WritePidFile(const std::string& path, const ProcessMark& mark) {
 }
 
 int RunUp(const LocalOptions& options, std::ostream& out, std::ostream& err) {
-  nlohmann::ordered_json result = nlohmann::ordered_json::object();
+  OrderedJson result = OrderedJson::object();
   const Status status = Up(options, &result, err);
   return Report(options, status, result, out, err);
 }
 
 int RunDown(const LocalOptions& options, std::ostream& out, std::ostream& err) {
-  nlohmann::ordered_json result = nlohmann::ordered_json::object();
+  OrderedJson result = OrderedJson::object();
   const Status status = Down(options, &result, err);
   return Report(options, status, result, out, err);
 }

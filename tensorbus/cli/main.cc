@@ -9,7 +9,7 @@
 #include "tensorbus/base/malformed.h"
 #include "tensorbus/cli/admin_json.h"
 #include "tensorbus/cli/commands.h"
-#include "tensorbus/cli/plan_report.h"
+#include "tensorbus/cli/ordered_json.h"
 
 namespace tensorbus::cli {
 namespace {

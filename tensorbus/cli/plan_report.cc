@@ -57,10 +57,6 @@ std::string LabelOf(const OrderedJson& report) {
   return report.value("model", "(files)");
 }
 
-std::string Dump(const OrderedJson& json) {
-  return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
-}
-
 OrderedJson BoxToJson(const Box& box) {
   OrderedJson json = OrderedJson::array();
   for (const Range& range : box.ranges()) json.push_back({range.lo, range.hi});

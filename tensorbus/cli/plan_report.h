@@ -4,11 +4,10 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json.hpp>
-
 #include "planner/certificate.h"
 #include "planner/cost.h"
 #include "planner/plan.h"
+#include "tensorbus/cli/ordered_json.h"
 #include "tensorbus/cli/transfer.h"
 
 namespace tensorbus::cli {
@@ -25,15 +24,10 @@ struct PlanReport {
   double certificate_seconds = 0;
 };
 
-/// Keeps fields in the order in which they are put.
-using OrderedJson = nlohmann::ordered_json;
-
 /// Which transfer it is: the scenario, or the model and how both sides hold it.
 void PutNames(const Transfer& transfer, OrderedJson* json);
 /// What to call a report in a table.
 std::string LabelOf(const OrderedJson& report);
-/// As text; invalid UTF-8 in names is replaced rather than thrown about.
-std::string Dump(const OrderedJson& json);
 
 /// `[[lo, hi], …]`.
 OrderedJson BoxToJson(const Box& box);

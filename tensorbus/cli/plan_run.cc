@@ -7,6 +7,7 @@
 
 #include "planner/near_names.h"
 #include "planner/topology.h"
+#include "tensorbus/base/clock.h"
 #include "tensorbus/base/malformed.h"
 #include "tensorbus/base/printable.h"
 #include "tensorbus/cli/commands.h"
@@ -20,10 +21,6 @@ namespace tensorbus::cli {
 namespace {
 
 using std::chrono::steady_clock;
-
-double SecondsSince(steady_clock::time_point start) {
-  return std::chrono::duration<double>(steady_clock::now() - start).count();
-}
 
 Status CheckOptions(const PlanOptions& o) {
   if (o.relays != "off" && o.relays != "on" && o.relays != "auto")
@@ -77,10 +74,10 @@ class Planner {
     auto start = steady_clock::now();
     TB_ASSIGN_OR_RETURN(report->plan, planner::BuildPlan(source, target, report->topology, &fault_,
                                                          {.relays = relays}));
-    report->plan_seconds = SecondsSince(start);
+    report->plan_seconds = Seconds(steady_clock::now() - start);
     start = steady_clock::now();
     auto certificate = planner::CheckPlan(source, target, report->topology, report->plan);
-    report->certificate_seconds = SecondsSince(start);
+    report->certificate_seconds = Seconds(steady_clock::now() - start);
     if (!certificate.ok()) return certificate.status().Annotate("the plan fails its certificate");
     report->certificate = *certificate;
     TB_ASSIGN_OR_RETURN(report->figures,
@@ -122,18 +119,6 @@ class Planner {
 };
 
 }  // namespace
-
-int ExitCodeFor(const Status& status) {
-  switch (status.code()) {
-    case Code::kFailedPrecondition:
-    case Code::kResourceExhausted:
-    case Code::kInternal:
-    case Code::kUnavailable:
-      return kExitFailed;
-    default:
-      return kExitUsage;
-  }
-}
 
 int RunPlan(const PlanOptions& options, std::ostream& out, std::ostream& err) {
   Planner planner(options, err);

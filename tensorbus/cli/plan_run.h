@@ -18,9 +18,6 @@ struct PlanOptions {
   bool json = false;
 };
 
-/// How a command that plans ends when this went wrong.
-int ExitCodeFor(const Status& status);
-
 /// Plans, checks, reports. JSON goes to `out`, what is for people to `err`. Returns an exit code.
 int RunPlan(const PlanOptions& options, std::ostream& out, std::ostream& err);
 

@@ -94,7 +94,7 @@ std::string PathTable(const OrderedJson& report) {
   return html + "</tbody></table></div>";
 }
 
-std::string Section(const OrderedJson& report) {
+std::string PredictionSection(const OrderedJson& report) {
   std::string html = fmt::format(
       R"~(<h2>{}</h2><p class="sub">{} to {} ranks on cluster {}; wire {}, sharing {}, relays )~"
       R"~({}. <b>A prediction</b> from line rates and message costs; nothing was measured.)~"
@@ -124,7 +124,7 @@ std::string Section(const OrderedJson& report) {
 
 std::string SimulatePage(const std::vector<OrderedJson>& reports) {
   std::string html = PageHead("Tensorbus prediction", "Predicted weight refresh");
-  for (const OrderedJson& report : reports) html += Section(report);
+  for (const OrderedJson& report : reports) html += PredictionSection(report);
   return html + PageTail();
 }
 

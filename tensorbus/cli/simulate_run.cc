@@ -8,12 +8,12 @@
 #include <ostream>
 
 #include "planner/near_names.h"
+#include "tensorbus/base/clock.h"
 #include "tensorbus/base/malformed.h"
 #include "tensorbus/base/printable.h"
 #include "tensorbus/cli/commands.h"
 #include "tensorbus/cli/output_file.h"
 #include "tensorbus/cli/plan_report.h"
-#include "tensorbus/cli/plan_run.h"
 #include "tensorbus/cli/share_folder.h"
 #include "tensorbus/cli/simulate_report.h"
 #include "tensorbus/formats/cluster_file.h"
@@ -23,10 +23,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using std::chrono::steady_clock;
-
-double SecondsSince(steady_clock::time_point start) {
-  return std::chrono::duration<double>(steady_clock::now() - start).count();
-}
 
 /// A file, or the name of a cluster that is shipped.
 Result<simulate::Cluster> LoadCluster(const std::string& name) {
@@ -124,7 +120,7 @@ class Simulator {
     auto start = steady_clock::now();
     TB_ASSIGN_OR_RETURN(const planner::Plan plan,
                         planner::BuildPlan(source, target, topology, &fault_, plan_options));
-    report->plan_seconds = SecondsSince(start);
+    report->plan_seconds = Seconds(steady_clock::now() - start);
     TB_ASSIGN_OR_RETURN(report->figures, planner::FiguresOf(source, target, topology, plan));
     simulate::Move move = {plan, target, report->figures, quantised_};
     TB_ASSIGN_OR_RETURN(move.far_bytes,
@@ -133,7 +129,7 @@ class Simulator {
     simulate::PredictOptions predict;
     predict.sharing = sharing_;
     TB_ASSIGN_OR_RETURN(report->prediction, simulate::Predict(cluster_, seating, move, predict));
-    report->simulate_seconds = SecondsSince(start);
+    report->simulate_seconds = Seconds(steady_clock::now() - start);
     report->relays = relays ? "on" : "off";
     return {};
   }

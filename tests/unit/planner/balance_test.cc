@@ -7,9 +7,12 @@
 #include <set>
 
 #include "planner/rounds.h"
+#include "tests/testing/status_matchers.h"
 
 namespace tensorbus::planner {
 namespace {
+
+using testing::IsStatus;
 
 /// The bound by its definition: for every set of sources, what only they hold over their number.
 std::uint64_t BoundBySubsets(const std::vector<Supply>& supplies, std::uint32_t sources) {
@@ -103,6 +106,17 @@ TEST(BalanceByNode, GivesWhatStaysOnItsNodeToThoseWithLittleToSendAfar) {
   const NodeShares shares = BalanceByNode(far, near, 2);
   EXPECT_EQ(shares.far, (std::vector<std::vector<std::uint64_t>>{{100}}));
   EXPECT_EQ(shares.near, (std::vector<std::vector<std::uint64_t>>{{0, 100}}));
+}
+
+TEST(JoinSupplies, WhatExceedsTheLargestSumOfSuppliesJoinsNone) {
+  std::uint64_t total = kMaxSupplyBytes - 12;
+  EXPECT_THAT(JoinSupplies(4, 4, &total), IsStatus(Code::kResourceExhausted, Reason::kUnsupported));
+  EXPECT_THAT(JoinSupplies(std::uint64_t{1} << 33, std::uint64_t{1} << 33, &total),
+              IsStatus(Code::kResourceExhausted, Reason::kUnsupported));
+  EXPECT_EQ(total, kMaxSupplyBytes - 12);
+  ASSERT_OK_AND_ASSIGN(const std::uint64_t bytes, JoinSupplies(4, 3, &total));
+  EXPECT_EQ(bytes, 12U);
+  EXPECT_EQ(total, kMaxSupplyBytes);
 }
 
 }  // namespace
