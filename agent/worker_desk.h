@@ -214,6 +214,7 @@ class WorkerDesk {
   Worker* Find(ConnectionId connection);
   Worker* Find(const RankKey& key);
   Status CheckRegistered(const Worker& worker) const;
+  /// Tells the worker why and closes its connection.
   void BreakOff(Worker& worker, const Status& why);
   void FailHooks(const Rank& rank, const Status& why);
 

@@ -39,6 +39,10 @@ UniqueFd OpenPidfd(pid_t pid) {
   return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
 }
 
+Status Overrun(std::string what) {
+  return {Code::kResourceExhausted, std::move(what), Reason::kBusy};
+}
+
 bool HasEnded(const UniqueFd& pidfd, int wait_ms) {
   if (!pidfd.valid()) return false;
   pollfd item = {pidfd.get(), POLLIN, 0};
@@ -234,13 +238,15 @@ void WorkerServer::TakeOrders() {
     Connection& connection = *found->second;
     switch (order.what) {
       case Order::What::kSend: {
+        if (connection.closing) break;
         const Status added = connection.writer.Add(order.type, order.request, std::move(order.body),
                                                    std::move(order.fds));
         if (!added.ok()) {
-          Drop(connection.id, added.message());
+          BreakOff(connection, added);
         } else if (connection.writer.queued_bytes() > options_.outbound_bytes_max) {
-          Drop(connection.id, fmt::format("worker process {} did not read {} bytes sent to it",
-                                          connection.peer.pid, connection.writer.queued_bytes()));
+          BreakOff(connection,
+                   Overrun(fmt::format("worker process {} did not read {} bytes sent to it",
+                                       connection.peer.pid, connection.writer.queued_bytes())));
         } else {
           Flush(connection);
         }
@@ -253,9 +259,10 @@ void WorkerServer::TakeOrders() {
         Flush(connection);
         break;
       case Order::What::kOverrun:
-        Drop(connection.id, fmt::format("more frames wait for the workers than the {} with {} "
-                                        "bytes that are kept",
-                                        options_.waiting_frames_max, options_.waiting_bytes_max));
+        BreakOff(connection,
+                 Overrun(fmt::format("more frames wait for the workers than the {} with {} bytes "
+                                     "that are kept",
+                                     options_.waiting_frames_max, options_.waiting_bytes_max)));
         break;
       case Order::What::kHandled:
         --connection.unhandled_frames;
@@ -364,6 +371,11 @@ void WorkerServer::ProcessEnded(Connection& connection) {
 void WorkerServer::Read(Connection& connection) {
   while (!connection.closing && connection.unhandled_frames < options_.inbound_frames_max) {
     Result<std::optional<wire::Frame>> frame = connection.reader.Read(connection.socket.get());
+    if (frame.status().reason() == Reason::kMalformed) {
+      return BreakOff(connection,
+                      frame.status().Annotate(fmt::format("worker process {} broke the protocol",
+                                                          connection.peer.pid)));
+    }
     if (!frame.ok()) return Drop(connection.id, WhyEnded(connection, frame.status()));
     if (!frame->has_value()) break;
     Deliver(connection, *std::move(*frame));
@@ -407,9 +419,8 @@ void WorkerServer::Watch(Connection& connection) {
   event.events = wanted;
   event.data.u64 = SocketToken(connection.id);
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, connection.socket.get(), &event) == 0) return;
-  const std::string why = ErrnoStatus(errno, "epoll_ctl").message();
-  Drop(connection.id,
-       fmt::format("worker process {} cannot be watched: {}", connection.peer.pid, why));
+  BreakOff(connection, ErrnoStatus(errno, fmt::format("worker process {} cannot be watched",
+                                                      connection.peer.pid)));
 }
 
 void WorkerServer::Drop(ConnectionId id, std::string why) {
@@ -419,25 +430,39 @@ void WorkerServer::Drop(ConnectionId id, std::string why) {
   });
 }
 
+// Who has said nothing yet waits for a Welcome.
+void WorkerServer::BreakOff(Connection& connection, const Status& why) {
+  wire::Welcome refusal;
+  refusal.status = why;
+  const Status added =
+      connection.greeted
+          ? connection.writer.Add(wire::MessageType::kBrokenOff, 0, wire::Encode(wire::Reply{why}))
+          : connection.writer.Add(wire::MessageType::kWelcome, 0, wire::Encode(refusal));
+  if (added.ok()) {
+    [[maybe_unused]] const auto flushed = connection.writer.Flush(connection.socket.get());
+  }
+  Drop(connection.id, why.message());
+}
+
 void WorkerServer::DropLate() {
   const TimePoint now = std::chrono::steady_clock::now();
-  std::vector<std::pair<ConnectionId, std::string>> late;
+  std::vector<Connection*> late;
   for (const auto& [key, connection] : connections_) {
+    const bool waits = connection->closing || !connection->greeted;
+    if (waits && now >= connection->deadline) late.push_back(connection.get());
+  }
+  for (Connection* const connection : late) {
     if (connection->closing) {
-      if (now >= connection->deadline) late.emplace_back(connection->id, connection->close_why);
-    } else if (!connection->greeted && now >= connection->deadline) {
-      late.emplace_back(connection->id,
-                        fmt::format("process {} connected and said nothing", connection->peer.pid));
+      Drop(connection->id, connection->close_why);
+    } else {
+      BreakOff(*connection,
+               Status(Code::kDeadlineExceeded,
+                      fmt::format("process {} connected and said nothing", connection->peer.pid)));
     }
   }
-  for (auto& [id, why] : late) Drop(id, std::move(why));
 }
 
 std::string WorkerServer::WhyEnded(const Connection& connection, const Status& status) const {
-  if (status.reason() == Reason::kMalformed) {
-    return fmt::format("worker process {} broke the protocol: {}", connection.peer.pid,
-                       status.message());
-  }
   if (status.ok() || HasEnded(connection.pidfd, kDeathGraceMs)) {
     return fmt::format("worker process {} ended", connection.peer.pid);
   }

@@ -27,7 +27,8 @@ using ConnectionId = Id<struct ConnectionTag>;
 ///
 /// It knows frames and bounds, not their meaning. A peer is let in by its uid; a connection that
 /// breaks a rule of the framing, overruns a bound or whose process dies is closed, and the handler
-/// hears why, once. Reading from a worker stops while its earlier frames wait to be handled.
+/// hears why, once; the worker hears it too, as far as its socket takes that at once. Reading from
+/// a worker stops while its earlier frames wait to be handled.
 ///
 /// Threads: Send() and Close() are thread-safe. The handler runs on the executor given at
 /// creation, never inside a call, and never after Stop() returned when Stop() runs there.
@@ -68,7 +69,7 @@ class WorkerServer {
   /// Queues one frame. A connection that is gone swallows it.
   void Send(ConnectionId connection, wire::MessageType type, std::uint64_t request,
             std::vector<std::byte> body, std::vector<UniqueFd> fds = {});
-  /// Sends what is queued, for at most a second, then closes. on_closed gets `why`.
+  /// Sends what is queued before, for at most a second, then closes. on_closed gets `why`.
   void Close(ConnectionId connection, std::string why);
 
   /// Closes every connection without telling the handler and joins the thread. Idempotent.
@@ -98,6 +99,8 @@ class WorkerServer {
   /// The connection may be gone after it, as after Read() and Flush().
   void Watch(Connection& connection);
   void Drop(ConnectionId id, std::string why);
+  /// Tells the worker before; never waits for it to read that.
+  void BreakOff(Connection& connection, const Status& why);
   void DropLate();
   std::string WhyEnded(const Connection& connection, const Status& status) const;
 

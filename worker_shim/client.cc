@@ -88,6 +88,7 @@ Status Client::Open(TimePoint deadline) {
   const Status sent = wire::FlushBefore(agent.socket.get(), writer, deadline);
   Result<wire::Frame> frame = wire::ReadBefore(agent.socket.get(), reader, deadline);
   if (!frame.ok()) return (sent.ok() ? frame.status() : sent).Annotate(where);
+  if (frame->type == MessageType::kBrokenOff) return BrokenOff(*frame);
   if (frame->type != MessageType::kWelcome) {
     return Protocol(
                fmt::format("message type {} instead of a welcome", static_cast<int>(frame->type)))
@@ -149,7 +150,7 @@ Status Client::SendFrame(MessageType type, std::uint64_t request, std::vector<st
   if (!flushed.ok()) {
     // What the agent said before it closed may still wait to be read, and says more than this.
     if (!reading_) Pump(TimePoint::min());
-    if (lost_.ok()) Lose(flushed.status());
+    if (lost_.ok()) Lose(LastWord(flushed.status()));
     return lost_;
   }
   // The rest is written by whoever reads.

@@ -64,8 +64,9 @@ struct Outcome {
 ///
 /// Nothing happens behind the caller's back: frames are read, hooks run and buckets packed only
 /// while some thread is in Wait(), Poll() or a call that waits, or in the service thread after
-/// StartService(). When the agent goes away every pending request fails with kPeerLost; Reconnect()
-/// registers the same memory with the agent that listens then.
+/// StartService(). When the agent goes away every pending request fails with kPeerLost, and says
+/// why if the agent broke this rank off; Reconnect() registers the same memory with the agent that
+/// listens then.
 ///
 /// A consumer whose memory may be a mixture is dirty: the agent said so, or went away between the
 /// answer to a hook that let it write and the word that the version is live. Its update fails with
@@ -199,6 +200,10 @@ class Client {
   Status HandleHook(HookKind kind, const wire::Frame& frame) TB_REQUIRES(mutex_);
   Status HandleBucketWork(const wire::Frame& frame) TB_REQUIRES(mutex_);
   Status HandleAttachBucket(wire::Frame frame) TB_REQUIRES(mutex_);
+  /// What a kBrokenOff makes of this connection.
+  Status BrokenOff(const wire::Frame& frame) const;
+  /// Why the agent broke us off, if it said so before it closed; else `closed`.
+  Status LastWord(Status closed) TB_REQUIRES(mutex_);
   Status AwaitUnread(TimePoint deadline) TB_REQUIRES(mutex_);
   /// What the next agent is told of the one before.
   wire::Return MakeReturn() const TB_REQUIRES(mutex_);

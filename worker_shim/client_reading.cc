@@ -135,6 +135,9 @@ void Client::HandleFrame(wire::Frame frame) {
       break;
     case MessageType::kPong:
       break;
+    case MessageType::kBrokenOff:
+      status = BrokenOff(frame);
+      break;
     case MessageType::kReleased:
       // As an event it says what the control page says; BeforeWrite() looks there.
       if (frame.request != 0) status = HandleAnswer(frame);
@@ -225,6 +228,27 @@ Status Client::HandleAttachBucket(wire::Frame frame) {
   TB_RETURN_IF_ERROR(Answered(frame, attach));
   if (frame.fds.size() != 1) return Protocol("a bucket without its memory");
   return buckets_.Attach(attach, std::move(frame.fds[0]));
+}
+
+Status Client::BrokenOff(const wire::Frame& frame) const {
+  wire::Reply why;
+  TB_RETURN_IF_ERROR(Answered(frame, why));
+  if (why.status.ok()) return Protocol("it breaks off without a reason");
+  return {Code::kUnavailable,
+          fmt::format("{} was broken off by its agent at {}: {}; connect again once that is put "
+                      "right",
+                      options_.identity.ToString(), options_.agent_socket, why.status.message()),
+          Reason::kPeerLost, why.status.native()};
+}
+
+// Another thread may be about to read it, or in a hook that it was asked for before: either finds
+// the connection lost.
+Status Client::LastWord(Status closed) {
+  while (true) {
+    const Result<std::optional<wire::Frame>> frame = reader_.Read(socket_.get());
+    if (!frame.ok() || !frame->has_value()) return closed;
+    if ((*frame)->type == MessageType::kBrokenOff) return BrokenOff(**frame);
+  }
 }
 
 // The session ended and the agent says what it left behind.

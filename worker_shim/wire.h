@@ -19,7 +19,7 @@ namespace tensorbus::wire {
 
 /// What worker library and agent speak. Peers of another number are refused; docs/wire.md says when
 /// it grows.
-inline constexpr std::uint32_t kProtocol = 2;
+inline constexpr std::uint32_t kProtocol = 3;
 /// Most bytes of one frame's body (a registration of 140,000 tensors takes about 30 MiB).
 inline constexpr std::uint32_t kMaxBodyBytes = 256U << 20;
 /// Most descriptors on one frame.
@@ -61,6 +61,7 @@ enum class MessageType : std::uint16_t {
   kAttachBucket = 74,  ///< fd 0: a shared bucket
   kClaimed = 75,       ///< answer to kClaim
   kPong = 76,
+  kBrokenOff = 77,  ///< event, the last frame: why the agent closes; its body is a Reply
 };
 
 struct FrameHeader {

@@ -17,6 +17,7 @@ using testing::AgentBus;
 using testing::BoxOf;
 using testing::Engine;
 using testing::FakeWorker;
+using testing::IsStatus;
 using testing::PublishAll;
 using testing::Trainer;
 using testing::UpdateAll;
@@ -134,6 +135,28 @@ TEST_F(TrainerReturn, AVersionOutlivesDaemonAndAgentTogether) {
   StartAgent("a");
   ASSERT_NO_FATAL_FAILURE(Reconnect());
   ASSERT_NO_FATAL_FAILURE(UpdateAll({&target}, 1));
+}
+
+TEST_F(TrainerReturn, ATrainerWhosePlaceIsTakenHearsThatFromItsAgent) {
+  StartDaemon();
+  StartAgent("a");
+  StartAgent("b");
+  ASSERT_NO_FATAL_FAILURE(StartTrainer());
+  // The next daemon hears of another trainer first.
+  ::kill(agents_[0]->pid(), SIGSTOP);
+  daemon_->Kill(SIGKILL);
+  StartDaemon();
+  RankIdentity other = Trainer(0, 1);
+  other.job = "usurper";
+  Add("b", other, BoxOf({0, kRows}, {0, kColumns}));
+  ASSERT_OK(trainer_->connection());
+  ::kill(agents_[0]->pid(), SIGCONT);
+  ASSERT_TRUE(Soon([this] { return !trainer_->connection().ok(); }));
+  const Status why = trainer_->Publish({.version = Version{1}}).status();
+  EXPECT_THAT(why, IsStatus(Code::kUnavailable, Reason::kPeerLost));
+  for (const char* part : {"rank 0 of 1 was broken off", "registering again", "usurper"}) {
+    EXPECT_NE(why.message().find(part), std::string::npos) << why;
+  }
 }
 
 TEST_F(TrainerReturn, WhatATrainerWroteWithoutItsAgentIsNobodysVersion) {

@@ -434,10 +434,18 @@ TEST_F(AgentStranger, CannotTakeTheNameOfARankThatIsThere) {
   hello.identity = identity_;
   hello.identity.channel = "policy";
   hello.identity.job = "intruder";
-  EXPECT_FALSE(stranger_->Ask(MessageType::kHello, wire::Encode(hello)).ok());
+  EXPECT_THAT(stranger_->Ask(MessageType::kHello, wire::Encode(hello)),
+              IsStatus(Code::kInvalidArgument, Reason::kMalformed));
   EXPECT_TRUE(daemon.AwaitReceived(proto::AgentMessage::kLeaveRank, 1));
   PublishAll(1);
   for (const auto& updated : UpdateAll()) EXPECT_OK(updated.status);
+}
+
+TEST_F(AgentStranger, HearsWhyItIsBrokenOff) {
+  AddStranger(Role::kProducer);
+  EXPECT_THAT(stranger_->Ask(MessageType::kPublish, {std::byte{1}}),
+              IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  EXPECT_THAT(stranger_->broken_off().message(), ::testing::HasSubstr("message type 4"));
 }
 
 TEST_F(AgentStranger, CannotAnswerTheHooksOfAnother) {

@@ -206,6 +206,11 @@ std::vector<wire::MessageType> FakeWorker::hooks() const {
   return hooks_;
 }
 
+Status FakeWorker::broken_off() const {
+  MutexLock lock(mutex_);
+  return broken_off_;
+}
+
 std::vector<wire::Updated> FakeWorker::unasked() const {
   MutexLock lock(mutex_);
   return unasked_;
@@ -306,6 +311,8 @@ void FakeWorker::Handle(wire::Frame frame) {
   MutexLock lock(mutex_);
   if (frame.request != 0) {
     answers_[frame.request] = std::move(frame);
+  } else if (frame.type == MessageType::kBrokenOff) {
+    broken_off_ = wire::Decode<wire::Reply>(frame.body)->status;
   } else if (frame.type == MessageType::kUpdated) {
     unasked_.push_back(*wire::Decode<wire::Updated>(frame.body));
   } else if (frame.type == MessageType::kWelcome) {
@@ -358,6 +365,7 @@ Result<wire::Frame> FakeWorker::Await(std::uint64_t request) {
   const TimePoint deadline = Deadline();
   MutexLock lock(mutex_);
   while (!answers_.contains(request)) {
+    if (closed_ && !broken_off_.ok()) return broken_off_;
     if (closed_) return Status(Code::kUnavailable, "the agent hung up", Reason::kPeerLost);
     if (!changed_.WaitUntil(mutex_, deadline)) {
       return Status(Code::kDeadlineExceeded, "no answer from the agent");

@@ -63,6 +63,8 @@ class FakeWorker {
   void SetHook(std::function<Status(wire::MessageType)> hook);
   /// Hooks that were answered, in order.
   std::vector<wire::MessageType> hooks() const;
+  /// Why the agent broke the connection off; OK while it has not. What waits fails with it.
+  Status broken_off() const;
   /// Updates that came unasked.
   std::vector<wire::Updated> unasked() const;
 
@@ -109,6 +111,7 @@ class FakeWorker {
   mutable Mutex mutex_;
   CondVar changed_;
   bool closed_ TB_GUARDED_BY(mutex_) = false;
+  Status broken_off_ TB_GUARDED_BY(mutex_);
   std::map<std::uint64_t, wire::Frame> answers_ TB_GUARDED_BY(mutex_);
   std::vector<wire::MessageType> hooks_ TB_GUARDED_BY(mutex_);
   std::vector<wire::Updated> unasked_ TB_GUARDED_BY(mutex_);

@@ -107,7 +107,7 @@ TEST_F(PrivateRanks, AModeThatDoesNotExistBreaksTheConnectionOff) {
   FakeWorker& source = AddSource(0, 1, Rows(0, 64));
   source.UsePrivateMemory(17);
   ASSERT_OK(source.Connect());
-  EXPECT_THAT(source.Register(), IsStatus(Code::kUnavailable, Reason::kPeerLost));
+  EXPECT_THAT(source.Register(), IsStatus(Code::kInvalidArgument, Reason::kMalformed));
 }
 
 TEST_F(PrivateRanks, AWorkerThatNeverServesIsNamedWithTheRemedy) {

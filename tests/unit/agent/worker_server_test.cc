@@ -17,6 +17,7 @@
 namespace tensorbus::agent {
 namespace {
 
+using testing::IsStatus;
 using wire::MessageType;
 
 TimePoint Soon() {
@@ -89,6 +90,24 @@ class WorkerServerTest : public ::testing::Test {
     while (opened_.empty() && changed_.WaitUntil(mutex_, deadline)) {
     }
   }
+  /// What the connection is told before it ends: a Welcome, or a BrokenOff.
+  static Status LastWord(const UniqueFd& fd, MessageType type) {
+    wire::FrameReader reader;
+    const Result<wire::Frame> frame = wire::ReadBefore(fd.get(), reader, Soon());
+    if (!frame.ok()) return frame.status();
+    EXPECT_EQ(static_cast<int>(frame->type), static_cast<int>(type));
+    EXPECT_THAT(wire::ReadBefore(fd.get(), reader, Soon()),
+                IsStatus(Code::kUnavailable, Reason::kPeerLost))
+        << "the end of the stream";
+    if (type == MessageType::kWelcome) return wire::Decode<wire::Welcome>(frame->body)->status;
+    return wire::Decode<wire::Reply>(frame->body)->status;
+  }
+  static void SendTooLong(const UniqueFd& fd) {
+    wire::FrameHeader header;
+    header.body_bytes = wire::kMaxBodyBytes + 1;
+    header.type = static_cast<std::uint16_t>(MessageType::kHello);
+    ASSERT_EQ(::write(fd.get(), &header, sizeof header), static_cast<ssize_t>(sizeof header));
+  }
   static void Send(const UniqueFd& fd, MessageType type, std::uint64_t request,
                    std::vector<std::byte> body = {}) {
     wire::FrameWriter writer;
@@ -153,11 +172,21 @@ TEST_F(WorkerServerTest, NoticesADeadProcessWhoseSocketLivesOnInAChild) {
 TEST_F(WorkerServerTest, ClosesWhoBreaksTheFraming) {
   Start();
   const UniqueFd fd = Connect();
-  wire::FrameHeader header;
-  header.body_bytes = wire::kMaxBodyBytes + 1;
-  header.type = static_cast<std::uint16_t>(MessageType::kHello);
-  ASSERT_EQ(::write(fd.get(), &header, sizeof header), static_cast<ssize_t>(sizeof header));
+  SendTooLong(fd);
   EXPECT_NE(AwaitClosed().find("broke the protocol"), std::string::npos);
+  const Status why = LastWord(fd, MessageType::kWelcome);
+  EXPECT_THAT(why, IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+  EXPECT_NE(why.message().find("broke the protocol"), std::string::npos) << why;
+}
+
+TEST_F(WorkerServerTest, TellsWhoBreaksTheFramingAfterItsHello) {
+  Start();
+  const UniqueFd fd = Connect();
+  Send(fd, MessageType::kGoodbye, 0);
+  ASSERT_EQ(AwaitFrames(1), 1U);
+  SendTooLong(fd);
+  EXPECT_THAT(LastWord(fd, MessageType::kBrokenOff),
+              IsStatus(Code::kInvalidArgument, Reason::kMalformed));
 }
 
 TEST_F(WorkerServerTest, ClosesWhoConnectsAndSaysNothing) {
@@ -166,6 +195,8 @@ TEST_F(WorkerServerTest, ClosesWhoConnectsAndSaysNothing) {
   Start(options);
   const UniqueFd fd = Connect();
   EXPECT_NE(AwaitClosed().find("said nothing"), std::string::npos);
+  EXPECT_THAT(LastWord(fd, MessageType::kWelcome),
+              IsStatus(Code::kDeadlineExceeded, Reason::kNone));
 }
 
 TEST_F(WorkerServerTest, ClosesWhoDoesNotReadWhatItIsSent) {
@@ -191,7 +222,7 @@ TEST_F(WorkerServerTest, RefusesMoreConnectionsThanItServes) {
   ASSERT_OK_AND_ASSIGN(const wire::Frame frame, wire::ReadBefore(second.get(), reader, Soon()));
   ASSERT_EQ(frame.type, MessageType::kWelcome);
   ASSERT_OK_AND_ASSIGN(const wire::Welcome welcome, wire::Decode<wire::Welcome>(frame.body));
-  EXPECT_THAT(welcome.status, testing::IsStatus(Code::kResourceExhausted, Reason::kBusy));
+  EXPECT_THAT(welcome.status, IsStatus(Code::kResourceExhausted, Reason::kBusy));
 }
 
 TEST_F(WorkerServerTest, PausesWhenDescriptorsRunOutAndGoesOnWhenThereAreSome) {
@@ -226,6 +257,8 @@ TEST_F(WorkerServerTest, BoundsWhatWaitsForItsThread) {
   AwaitOpened();
   server_->Send(opened_[0], MessageType::kPong, 0, std::vector<std::byte>(1001));
   EXPECT_NE(AwaitClosed().find("more frames wait"), std::string::npos);
+  EXPECT_THAT(LastWord(fd, MessageType::kWelcome),
+              IsStatus(Code::kResourceExhausted, Reason::kBusy));
 }
 
 TEST_F(WorkerServerTest, LeavesASocketAloneWhileItsFramesWait) {
@@ -244,14 +277,19 @@ TEST_F(WorkerServerTest, LeavesASocketAloneWhileItsFramesWait) {
   EXPECT_EQ(AwaitFrames(100), 100U);
 }
 
-TEST_F(WorkerServerTest, SaysWhatIsQueuedBeforeItCloses) {
+TEST_F(WorkerServerTest, SaysWhatIsQueuedBeforeItClosesAndNothingElse) {
   Start();
   const UniqueFd fd = Connect();
   AwaitOpened();
-  server_->Send(opened_[0], MessageType::kPong, 3, {});
+  // More than the socket takes: it is still closing when the last frame comes.
+  server_->Send(opened_[0], MessageType::kPong, 3, std::vector<std::byte>(4 << 20));
   server_->Close(opened_[0], "enough");
+  server_->Send(opened_[0], MessageType::kPong, 4, {});
   wire::FrameReader reader;
-  EXPECT_OK(wire::ReadBefore(fd.get(), reader, Soon()));
+  ASSERT_OK_AND_ASSIGN(const wire::Frame last, wire::ReadBefore(fd.get(), reader, Soon()));
+  EXPECT_EQ(last.request, 3U);
+  EXPECT_THAT(wire::ReadBefore(fd.get(), reader, Soon()),
+              IsStatus(Code::kUnavailable, Reason::kPeerLost));
   EXPECT_EQ(AwaitClosed(), "enough");
 }
 

@@ -65,6 +65,13 @@ class ClientTest : public ::testing::Test {
     agent_.Send(MessageType::kReply, frame.request, wire::Reply{std::move(status)});
   }
 
+  void BreakOff() {
+    agent_.Send(MessageType::kBrokenOff, 0,
+                wire::Reply{Status(Code::kFailedPrecondition, "another job publishes",
+                                   Reason::kSecondPublisher)});
+    agent_.Close();
+  }
+
   FakeAgent agent_;
   std::array<float, 16> memory_ = {};
   wire::Register registered_;
@@ -314,8 +321,62 @@ TEST_F(ClientTest, FailsEverythingWhenTheAgentGoes) {
   EXPECT_OK(client->BeforeWrite(kLong)) << "nobody reads the memory of a worker without an agent";
 }
 
+MATCHER(SaysWhyItWasBrokenOff, "") {
+  const Status status = testing::ToStatus(arg);
+  *result_listener << status;
+  return status.code() == Code::kUnavailable && status.reason() == Reason::kPeerLost &&
+         status.message().find("policy/trainer rank 1 of 2 was broken off") != std::string::npos &&
+         status.message().find("another job publishes") != std::string::npos &&
+         status.message().find("connect again") != std::string::npos;
+}
+
+TEST_F(ClientTest, SaysWhyItsAgentBrokeItOff) {
+  auto client = RegisteredClient();
+  const RequestId first = Publish(*client, 1);
+  ASSERT_OK_AND_ASSIGN(const RequestId second, client->Claim());
+  BreakOff();
+  for (const RequestId request : {first, second}) {
+    ASSERT_OK_AND_ASSIGN(const Outcome outcome, client->Wait(request, kLong));
+    EXPECT_THAT(outcome.status, SaysWhyItWasBrokenOff());
+  }
+  EXPECT_THAT(client->Claim(), SaysWhyItWasBrokenOff());
+  EXPECT_THAT(client->connection(), SaysWhyItWasBrokenOff());
+  EXPECT_OK(client->BeforeWrite(kLong)) << "nobody reads the memory of a worker without an agent";
+}
+
+TEST_F(ClientTest, SaysWhyItWasBrokenOffToWhoFindsTheSocketClosed) {
+  auto client = RegisteredClient();
+  BreakOff();
+  EXPECT_THAT(client->Claim(), SaysWhyItWasBrokenOff());
+}
+
+TEST_F(ClientTest, SaysWhyItWasBrokenOffInTheMiddleOfAHook) {
+  for (const bool in_hook : {true, false}) {
+    auto client = RegisteredClient();
+    const RequestId publish = Publish(*client, 1);
+    client->SetHook([&](HookKind, const wire::HookEvent&) {
+      BreakOff();
+      // Its answer finds the socket closed, or the request of another thread does before.
+      if (!in_hook)
+        std::thread([&] { EXPECT_THAT(client->Claim(), SaysWhyItWasBrokenOff()); }).join();
+      return Status();
+    });
+    agent_.Send(MessageType::kFence, 70, wire::HookEvent());
+    ASSERT_OK_AND_ASSIGN(const Outcome outcome, client->Wait(publish, kLong));
+    EXPECT_THAT(outcome.status, SaysWhyItWasBrokenOff()) << in_hook;
+  }
+}
+
+TEST_F(ClientTest, SaysWhyItWasBrokenOffBeforeItsWelcome) {
+  agent_.Play([this] {
+    agent_.Accept();
+    BreakOff();
+  });
+  EXPECT_THAT(Client::Connect(Options()), SaysWhyItWasBrokenOff());
+}
+
 TEST_F(ClientTest, RefusesAnAgentThatBreaksTheProtocol) {
-  for (const int what : {0, 1, 2}) {
+  for (const int what : {0, 1, 2, 3, 4}) {
     auto client = RegisteredClient();
     const RequestId publish = Publish(*client, 1);
     agent_.Play([this, what] {
@@ -323,6 +384,8 @@ TEST_F(ClientTest, RefusesAnAgentThatBreaksTheProtocol) {
       if (what == 0) agent_.Send(MessageType::kReply, frame.request + 100, wire::Reply());
       if (what == 1) agent_.Send(MessageType::kClaimed, frame.request, wire::Claimed());
       if (what == 2) agent_.SendBytes(MessageType::kReply, frame.request, {std::byte{99}});
+      if (what == 3) agent_.Send(MessageType::kBrokenOff, 0, wire::Reply());
+      if (what == 4) agent_.SendBytes(MessageType::kBrokenOff, 0, {});
     });
     ASSERT_OK_AND_ASSIGN(const Outcome outcome, client->Wait(publish, kLong));
     EXPECT_THAT(outcome.status, IsStatus(Code::kInternal, Reason::kMalformed)) << what;
