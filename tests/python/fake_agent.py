@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 HELLO, ATTACH, REGISTER, PUBLISH, RELEASE, UPDATE, CANCEL, HOOK_DONE, BUCKET_DONE, CLAIM, GOODBYE, PING = range(1, 13)
-WELCOME, REPLY, REGISTERED, RELEASED, FENCE, FLIP_BEGIN, LIVE, UPDATED, PACK, UNPACK, BUCKET, CLAIMED, PONG = range(64, 77)
+WELCOME, REPLY, REGISTERED, RELEASED, FENCE, FLIP_BEGIN, LIVE, UPDATED, PACK, UNPACK, BUCKET, CLAIMED, PONG, BROKEN_OFF = range(64, 78)
 
+PROTOCOL = 3
 SECONDS = 10.0
 
 
@@ -79,7 +80,7 @@ class FakeAgent:
         kind, request, _, fds = self.take()
         assert kind == HELLO
         self.page = mmap.mmap(fds[0], 4096)
-        self.send(WELCOME, request, struct.pack("<I", 2) + status() + text("fake") + struct.pack("<Q", 0))
+        self.send(WELCOME, request, struct.pack("<I", PROTOCOL) + status() + text("fake") + struct.pack("<Q", 0))
 
     def register(self, mode: int = 1) -> None:
         """Takes segments and a registration, and answers."""

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import tensorbus
-from fake_agent import (CANCEL, CLAIM, CLAIMED, FENCE, FLIP_BEGIN, GOODBYE, LIVE, PUBLISH, RELEASE, RELEASED, REPLY, UPDATE,
-                        FakeAgent, status)
+from fake_agent import (BROKEN_OFF, CANCEL, CLAIM, CLAIMED, FENCE, FLIP_BEGIN, GOODBYE, LIVE, PUBLISH, RELEASE, RELEASED, REPLY,
+                        UPDATE, FakeAgent, status)
 
 
 @pytest.fixture
@@ -170,6 +170,15 @@ def test_a_lost_agent_fails_what_is_pending(agent, bus):
         bus.check_connection()
     with pytest.raises(ConnectionError):
         bus.publish(2)
+
+
+def test_a_worker_that_is_broken_off_hears_why(agent, bus):
+    request = bus.publish(1)
+    agent.send(BROKEN_OFF, 0, status(9, 11, "another job publishes"))
+    agent.drop()
+    for call in (lambda: request.wait(timeout_s=10), bus.check_connection, lambda: bus.publish(2)):
+        with pytest.raises(tensorbus.BusConnectionError, match="policy/job rank 0 of 1 was broken off.*another job publishes.*connect again"):
+            call()
 
 
 def test_reconnects_with_the_same_memory(agent, bus):
