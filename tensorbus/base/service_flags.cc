@@ -5,21 +5,23 @@
 #include <cstdlib>
 #include <cstring>
 #include <fmt/format.h>
-#include <fstream>
 #include <iostream>
+#include <memory>
+#include <sstream>
 #include <string_view>
 #include <sys/stat.h>
 
 #include "tensorbus/base/environment.h"
+#include "tensorbus/base/printable.h"
+#include "tensorbus/base/standard_output.h"
 
 namespace tensorbus {
 namespace {
 
-constexpr int kFailed = 1;
 constexpr int kBadUsage = 2;
 constexpr const char* kConfig = "--config";
 constexpr const char* kPrintConfig = "--print-config";
-constexpr std::int64_t kConfigBytesMax = 1 << 20;
+constexpr std::size_t kConfigBytesMax = 1 << 20;
 
 /// What CLI11 would read as something else than it says.
 std::string CheckConfigLine(std::string_view line) {
@@ -39,24 +41,58 @@ std::string CheckConfigLine(std::string_view line) {
   return quote == 0 ? "" : "has a quote that is not closed";
 }
 
-/// A pipe or a device may have no end.
+/// Before it is opened: a pipe or a device may have no end.
 std::string CheckConfigFile(const std::string& path) {
   struct stat info = {};
   if (::stat(path.c_str(), &info) != 0) {
     return fmt::format("{}: {}", path, std::strerror(errno));  // NOLINT(concurrency-mt-unsafe)
   }
   if (!S_ISREG(info.st_mode)) return path + " is not a regular file";
-  if (info.st_size > kConfigBytesMax) {
-    return fmt::format("{} has {} bytes; settings have at most {}", path, info.st_size,
-                       kConfigBytesMax);
+  return "";
+}
+
+/// Takes only what CLI11 reads as it says, and not more than settings need. The file is read once:
+/// what was looked at is what counts.
+class ConfigReader : public CLI::ConfigBase {
+ public:
+  explicit ConfigReader(const CLI::App& app) : app_(app) {}
+
+  std::vector<CLI::ConfigItem> from_config(std::istream& input) const override {
+    std::string text(kConfigBytesMax + 1, '\0');
+    input.read(text.data(), static_cast<std::streamsize>(text.size()));
+    if (!input.eof() && input.fail()) throw Fault(" cannot be read");
+    text.resize(static_cast<std::size_t>(input.gcount()));
+    if (text.size() > kConfigBytesMax) {
+      throw Fault(fmt::format(" is too large; settings have at most {} bytes", kConfigBytesMax));
+    }
+    std::istringstream settings(text);
+    std::string line;
+    for (int number = 1; std::getline(settings, line); ++number) {
+      const std::string fault = CheckConfigLine(line);
+      if (!fault.empty()) throw Fault(fmt::format(": line {} {}", number, fault));
+    }
+    settings.clear();
+    settings.seekg(0);
+    return ConfigBase::from_config(settings);
   }
-  std::ifstream file(path);
-  std::string line;
-  for (int number = 1; std::getline(file, line); ++number) {
-    const std::string fault = CheckConfigLine(line);
-    if (!fault.empty()) return fmt::format("{}: line {} {}", path, number, fault);
+
+ private:
+  CLI::FileError Fault(const std::string& what) const {
+    return CLI::FileError(fmt::format("{}: {}{}", kConfig, app_[kConfig]->as<std::string>(), what));
   }
-  return file.eof() ? "" : path + " cannot be read";
+
+  const CLI::App& app_;
+};
+
+/// What the program was given, as --print-config may show it. It is not what was given any more.
+void MakePrintable(CLI::App& app) {
+  for (CLI::Option* const option : app.get_options()) {
+    option->default_str(Printable(option->get_default_str()));
+    const std::vector<std::string> given = option->results();
+    if (std::all_of(given.begin(), given.end(), IsPrintable)) continue;
+    option->clear();
+    for (const std::string& text : given) option->add_result(Printable(text));
+  }
 }
 
 std::vector<EnvironmentFlag> EnvironmentFlags(const CLI::App& app) {
@@ -68,17 +104,16 @@ std::vector<EnvironmentFlag> EnvironmentFlags(const CLI::App& app) {
   return flags;
 }
 
-/// `code`, or 1 if what was printed could not be written.
-int AfterOutput(int code) {
-  if (std::cout.flush()) return code;
-  std::cerr << "error: standard output cannot be written\n";
-  return kFailed;
+int Refuse(const CLI::App& app, std::string_view why) {
+  app.exit(CLI::ParseError(Printable(why), kBadUsage));
+  return kBadUsage;
 }
 
 }  // namespace
 
 void AddConfigFlags(CLI::App& app) {
   app.allow_config_extras(CLI::config_extras_mode::error);
+  app.config_formatter(std::make_shared<ConfigReader>(app));
   app.set_config(kConfig, "", "File with settings, one `flag=value` per line (TOML or INI)")
       ->check(CheckConfigFile, "");
   app.add_flag(kPrintConfig)
@@ -93,19 +128,17 @@ std::optional<int> ParseServiceFlags(CLI::App& app, int argc, const char* const*
     std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
     app.parse(std::move(arguments));
   } catch (const CLI::Success& help) {
-    return AfterOutput(app.exit(help));
+    return FlushOutput(app.exit(help));
   } catch (const CLI::ConfigError& error) {
-    const auto file = app[kConfig]->as<std::string>();
-    app.exit(CLI::ConfigError(fmt::format("{} has a setting that is no flag of {}: {}", file,
-                                          app.get_name(), error.what())));
-    return kBadUsage;
+    return Refuse(app, fmt::format("{} has a setting that is no flag of {}: {}",
+                                   app[kConfig]->as<std::string>(), app.get_name(), error.what()));
   } catch (const CLI::ParseError& error) {
-    app.exit(error);
-    return kBadUsage;
+    return Refuse(app, error.what());
   }
   if (app.count(kPrintConfig) == 0) return std::nullopt;
+  MakePrintable(app);
   std::cout << app.config_to_str(true, false);
-  return AfterOutput(EXIT_SUCCESS);
+  return FlushOutput(EXIT_SUCCESS);
 }
 
 }  // namespace tensorbus

@@ -7,6 +7,8 @@
 
 #include "tensorbus/base/environment.h"
 #include "tensorbus/base/malformed.h"
+#include "tensorbus/base/printable.h"
+#include "tensorbus/base/standard_output.h"
 #include "tensorbus/cli/admin_json.h"
 #include "tensorbus/cli/commands.h"
 #include "tensorbus/cli/ordered_json.h"
@@ -17,7 +19,7 @@ namespace {
 /// Says what is wrong with the command line; to programs too, if they asked for JSON.
 int BadUsage(const CLI::App& app, const CLI::ParseError& error,
              const std::vector<std::string>& words) {
-  app.exit(error);
+  app.exit(CLI::ParseError(Printable(error.what()), kExitUsage));
   if (std::find(words.begin(), words.end(), "--json") != words.end()) {
     std::cout << Dump(ErrorJson(Malformed(error.what()))) << "\n";
   }
@@ -52,9 +54,5 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return BadUsage(app, error, words);
   }
-  if (!std::cout.flush()) {
-    std::cerr << "error: standard output cannot be written\n";
-    return exit_code == kExitFine ? kExitFailed : exit_code;
-  }
-  return exit_code;
+  return tensorbus::FlushOutput(exit_code);
 }

@@ -49,7 +49,7 @@ def test_settings_are_a_regular_file_of_bounded_size(tmp_path, name):
     os.mkfifo(pipe)
     large.write_bytes(b"#" * ((1 << 20) + 1))
     for path, says in (("/dev/zero", "not a regular file"), (pipe, "not a regular file"), (tmp_path, "not a regular file"),
-                       (large, "at most 1048576"), (tmp_path / "missing", "No such file")):
+                       (large, "at most 1048576 bytes"), (tmp_path / "missing", "No such file")):
         done = service(name, "--config", path, "--print-config")
         assert done.returncode == 2 and says in done.stderr and str(path) in done.stderr, done.stderr
 
@@ -86,6 +86,24 @@ def test_print_config_is_checked_and_can_be_read_again(tmp_path, name):
     assert "nonsense" in refused(name, "--print-config", target, "nonsense")
     config.write_text('log-level="loud"\n')
     assert "loud" in refused(name, "--print-config", "--config", config)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_print_config_shows_what_a_terminal_would_obey(name, monkeypatch):
+    flag = "--listen" if name == "tensorbusd" else "--daemon"
+    done = service(name, "--print-config", flag, "unix:/a\x1b[2J" + CSI + "1m\nb", "--token-file", "größer\u202e")
+    assert done.returncode == 0, done.stderr
+    assert_printable(done.stdout)
+    assert r"unix:/a\x1b[2J\u{009b}1m\nb" in done.stdout and r"größer\u{202e}" in done.stdout, done.stdout
+    monkeypatch.setenv("TENSORBUS_RUNTIME_DIR", "/a\x1b[2J")  # where defaults come from
+    assert_printable(service(name, "--print-config").stdout)
+
+
+def test_words_that_are_refused_are_shown_not_obeyed():
+    for words in (["tensorbusd", HOSTILE], ["tensorbus-agent", "--copy-threads", HOSTILE], ["tensorbusctl", "status", HOSTILE], ["tensorbusctl", HOSTILE]):
+        done = run(BIN / words[0], *words[1:])
+        assert done.returncode == 2 and r"\x1b]0;owned" in done.stderr, done.stderr
+        assert_printable(done.stderr)
 
 
 def refused(name, *flags):
