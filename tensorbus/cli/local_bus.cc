@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <fcntl.h>
+#include <filesystem>
 #include <fmt/format.h>
 #include <fstream>
 #include <functional>
@@ -26,6 +27,7 @@
 #include "tensorbus/cli/admin_json.h"
 #include "tensorbus/cli/commands.h"
 #include "tensorbus/cli/ordered_json.h"
+#include "tensorbus/cli/output_file.h"
 #include "tensorbus/rpc/address.h"
 #include "tensorbus/rpc/admin_client.h"
 
@@ -165,7 +167,9 @@ Result<ProcessMark> Start(const Service& service, const LocalOptions& options) {
   if (pid < 0) return ErrnoStatus(errno, "starting " + program);
   theirs.reset();
   const std::optional<ProcessMark> mark = MarkOf(pid);
-  const Status written = mark ? WritePidFile(paths.Of(service, ".pid"), *mark) : Status();
+  const Status written = mark ? WriteFile(fmt::format("{} {}\n", mark->pid, mark->start_ticks),
+                                          paths.Of(service, ".pid"))
+                              : Status();
   if (!mark || !written.ok()) {
     ours.reset();  // which ends it
     ::waitpid(pid, nullptr, 0);
@@ -298,27 +302,14 @@ std::optional<ProcessMark> MarkOf(pid_t pid) {
 }
 
 std::optional<ProcessMark> ReadPidFile(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) return std::nullopt;  // a pipe has no end
   std::ifstream file(path);
   ProcessMark said;
   if (!(file >> said.pid >> said.start_ticks) || said.pid <= 0) return std::nullopt;
   const std::optional<ProcessMark> now = MarkOf(said.pid);
   if (!now || now->start_ticks != said.start_ticks) return std::nullopt;
   return now;
-}
-
-Status WritePidFile(const std::string& path, const ProcessMark& mark) {
-  const std::string fresh = path + ".new";
-  errno = 0;
-  std::ofstream file(fresh, std::ios::trunc);
-  file << mark.pid << ' ' << mark.start_ticks << '\n';
-  file.close();
-  if (!file) {
-    const int error = errno != 0 ? errno : EIO;
-    ::unlink(fresh.c_str());
-    return ErrnoStatus(error, "writing " + fresh);
-  }
-  if (::rename(fresh.c_str(), path.c_str()) != 0) return ErrnoStatus(errno, "renaming " + fresh);
-  return {};
 }
 
 int RunUp(const LocalOptions& options, std::ostream& out, std::ostream& err) {

@@ -34,6 +34,5 @@ struct ProcessMark {
 std::optional<ProcessMark> MarkOf(pid_t pid);
 /// What a pid file says, if that very process still runs.
 std::optional<ProcessMark> ReadPidFile(const std::string& path);
-Status WritePidFile(const std::string& path, const ProcessMark& mark);
 
 }  // namespace tensorbus::cli

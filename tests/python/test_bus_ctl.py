@@ -179,9 +179,9 @@ def _read(path):
 
 
 def test_up_leaves_nothing_that_down_could_not_stop(runtime):
-    (runtime / "daemon.pid.new").mkdir()  # stands for a full disk
-    assert "daemon.pid.new" in ctl("up", "--timeout", "20", expect=1).stderr
-    assert not (runtime / "daemon.pid").exists()
+    (runtime / "daemon.pid").symlink_to("/dev/full")
+    assert "daemon.pid: No space left" in ctl("up", "--timeout", "20", expect=1).stderr
+    assert (runtime / "daemon.pid").is_symlink()
     running = [path for path in pathlib.Path("/proc").glob("[0-9]*/cmdline") if str(runtime).encode() in _read(path)]
     assert running == []
 

@@ -248,7 +248,7 @@ def children_of(pid):
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("name", ["daemon", "agent"])
 def test_up_that_is_ended_leaves_nothing_that_down_could_not_stop(runtime, name, sent):  # noqa: F811
-    os.mkfifo(runtime / f"{name}.pid.new")  # holds `up` up where it writes the number of what it has started
+    os.mkfifo(runtime / f"{name}.pid")  # holds `up` up where it writes the number of what it has started
     started = set()
     with subprocess.Popen([CTL, "up", "--timeout", "40"], stderr=subprocess.DEVNULL) as up:
         try:
@@ -257,12 +257,12 @@ def test_up_that_is_ended_leaves_nothing_that_down_could_not_stop(runtime, name,
             started = children_of(up.pid)
             up.send_signal(sent)
             assert up.wait(timeout=60) == -sent
-            known = {int(path.read_text().split()[0]) for path in runtime.glob("*.pid")}
+            known = {int(path.read_text().split()[0]) for path in runtime.glob("*.pid") if path.is_file()}
             assert len(started - known) == 1
             until(lambda: not any(alive(pid) for pid in started - known))
         finally:
             up.kill()
-            (runtime / f"{name}.pid.new").unlink()
+            (runtime / f"{name}.pid").unlink()
             for pid in started:
                 if alive(pid):
                     os.kill(pid, signal.SIGKILL)
