@@ -101,6 +101,24 @@ std::uint64_t LeastParts(const NumberedRegions& held, const NumberedRegions& nee
   return parts;
 }
 
+Hash128 DigestOf(const LayoutMatch& match) {
+  Hasher hasher;
+  hasher.AddU32(match.source->rank_count);
+  hasher.AddU32(match.target->rank_count);
+  hasher.AddU64(match.classes.size());
+  for (const TensorClass& c : match.classes) {
+    hasher.AddU8(static_cast<std::uint8_t>(c.dtype));
+    hasher.AddU8(static_cast<std::uint8_t>(c.shape.rank()));
+    for (const std::uint64_t dim : c.shape.dims()) hasher.AddU64(dim);
+    hasher.AddU64(c.tensors.size());
+    for (const std::uint32_t t : c.tensors) {
+      hasher.AddU32(t);
+      hasher.AddString(match.target->tensors[t].spec.name);
+    }
+  }
+  return hasher.Finish();
+}
+
 /// Intersects class by class. Many classes share a holding, so what is known of one is kept.
 class Matcher {
  public:
@@ -123,6 +141,7 @@ class Matcher {
       if (fault != nullptr) fault->tensor = name;
       return status.Annotate(fmt::format("tensor '{}'", name));
     }
+    match_.digest = DigestOf(match_);
     return std::move(match_);
   }
 

@@ -1,6 +1,7 @@
 #include "planner/choose.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <optional>
 #include <tuple>
@@ -40,12 +41,11 @@ class Chooser {
       : match_(match),
         places_(places),
         survivors_(std::move(survivors)),
-        far_supply_of_(match.rank_sets.size()) {}
+        far_supply_of_(match.rank_sets.size()),
+        out_(match.classes.size(), match.boxes.size()) {}
 
-  Result<ChosenTransfers> Run(PlanFault* fault) && {
-    out_.by_class.resize(match_.classes.size());
+  Result<ChosenPaths> Run(PlanFault* fault) && {
     for (std::uint32_t c = 0; c < match_.classes.size(); ++c) TB_RETURN_IF_ERROR(Collect(c, fault));
-    out_.cuts_begin = static_cast<std::uint32_t>(match_.boxes.size());
     const NodeShares shares =
         BalanceByNode(far_.supplies, near_.supplies, match_.source->rank_count);
     DealAll(shares.far, &far_);
@@ -63,7 +63,8 @@ class Chooser {
       for (const std::uint32_t target : survivors_.TargetsOf(cell.targets)) {
         if (holders.empty()) return OnlyLostHold(match_, c, cell, target, fault);
         if (const auto local = places_.LocalHolder(holders, target)) {
-          out_.by_class[class_index].push_back({target, *local, cell.box, 0, count, 0, 0, true});
+          out_.by_class[class_index].push_back(
+              {cell.box, 0, count, out_.Direct({target, *local, 0, true})});
           continue;
         }
         const std::vector<std::uint32_t> near = places_.OnNode(holders, target);
@@ -97,7 +98,8 @@ class Chooser {
     for (const Part& part :
          dealer->Deal(match_.classes[need.class_index], match_.boxes[need.box], need.box)) {
       out_.by_class[need.class_index].push_back(
-          {need.target, holders[part.taker], part.box, part.first, part.last, 0, 0, false});
+          {part.box, part.first, part.last,
+           out_.Direct({need.target, holders[part.taker], 0, false})});
     }
   }
 
@@ -115,20 +117,33 @@ class Chooser {
   Demand near_;                                              // by holders on the target's node
   std::vector<std::optional<std::uint32_t>> far_supply_of_;  // by set of ranks
   std::uint64_t total_ = 0;
-  ChosenTransfers out_;
+  ChosenPaths out_;
 };
 
 }  // namespace
 
-std::uint32_t ChosenTransfers::Cut(const Box& box, int dim, std::uint64_t lo, std::uint64_t hi) {
+std::uint32_t ChosenPaths::Cut(const Box& box, int dim, std::uint64_t lo, std::uint64_t hi) {
   Box part = box;
   part[dim] = {box[dim].lo + lo, box[dim].lo + hi};
   cuts.push_back(part);
   return cuts_begin + static_cast<std::uint32_t>(cuts.size() - 1);
 }
 
-Result<ChosenTransfers> ChooseHolders(const LayoutMatch& match, const TopologyIndex& places,
-                                      const RankSelection& lost, PlanFault* fault) {
+std::uint32_t ChosenPaths::AddPath(std::span<const RouteKey> along) {
+  for (const RouteKey& key : along) paths.routes.push_back(routes.Add(key));
+  return paths.Close();
+}
+
+std::uint32_t ChosenPaths::Direct(const RouteKey& key) {
+  constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
+  const std::uint32_t route = routes.Add(key);
+  if (route >= direct_.size()) direct_.resize(route + 1, kNone);
+  if (direct_[route] == kNone) direct_[route] = AddPath(std::span(&key, 1));
+  return direct_[route];
+}
+
+Result<ChosenPaths> ChooseHolders(const LayoutMatch& match, const TopologyIndex& places,
+                                  const RankSelection& lost, PlanFault* fault) {
   TB_ASSIGN_OR_RETURN(Survivors survivors, Survivors::Create(match, lost));
   return Chooser(match, places, std::move(survivors)).Run(fault);
 }

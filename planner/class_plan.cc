@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <limits>
+#include <numeric>
 #include <tuple>
 
 #include "planner/choose.h"
@@ -11,7 +12,7 @@
 namespace tensorbus::planner {
 namespace {
 
-/// Gives the boxes that transfers use their final numbers: ascending, equal boxes one number.
+/// Gives the boxes that are sent their final numbers: ascending, equal boxes one number.
 void NumberBoxes(const BoxTable& known, const std::vector<Box>& cuts, ClassPlan* plan) {
   const auto cuts_begin = static_cast<std::uint32_t>(known.size());
   const auto box = [&](std::uint32_t number) -> const Box& {
@@ -20,11 +21,11 @@ void NumberBoxes(const BoxTable& known, const std::vector<Box>& cuts, ClassPlan*
   constexpr std::uint32_t kUnused = std::numeric_limits<std::uint32_t>::max();
   std::vector<std::uint32_t> renamed(known.size() + cuts.size(), kUnused);
   std::vector<std::uint32_t> used;
-  for (const std::vector<Transfer>& transfers : plan->transfers) {
-    for (const Transfer& t : transfers) {
-      if (renamed[t.box] != kUnused) continue;
-      renamed[t.box] = 0;
-      used.push_back(t.box);
+  for (const std::vector<Passage>& passages : plan->passages) {
+    for (const Passage& p : passages) {
+      if (renamed[p.box] != kUnused) continue;
+      renamed[p.box] = 0;
+      used.push_back(p.box);
     }
   }
   std::sort(used.begin(), used.end(),
@@ -34,53 +35,57 @@ void NumberBoxes(const BoxTable& known, const std::vector<Box>& cuts, ClassPlan*
     if (plan->boxes.empty() || plan->boxes.back() != next) plan->boxes.push_back(next);
     renamed[number] = static_cast<std::uint32_t>(plan->boxes.size() - 1);
   }
-  for (std::vector<Transfer>& transfers : plan->transfers) {
-    for (Transfer& t : transfers) t.box = renamed[t.box];
+  for (std::vector<Passage>& passages : plan->passages) {
+    for (Passage& p : passages) p.box = renamed[p.box];
+    std::sort(passages.begin(), passages.end());
   }
 }
 
-void SortTransfers(ClassPlan* plan) {
-  for (std::vector<Transfer>& transfers : plan->transfers) {
-    std::sort(transfers.begin(), transfers.end(), [](const Transfer& a, const Transfer& b) {
-      return std::tie(a.target, a.hop, a.source, a.box, a.first) <
-             std::tie(b.target, b.hop, b.source, b.box, b.first);
-    });
+/// Gives the routes their final numbers. Returns the hop of each.
+std::vector<std::uint32_t> NumberRoutes(const Numbering<RouteKey, HashOfRouteKey>& known,
+                                        ClassPlan* plan) {
+  std::vector<std::uint32_t> order(known.size());
+  std::iota(order.begin(), order.end(), 0U);
+  const auto place = [&](std::uint32_t r) {
+    const RouteKey& key = known[r];
+    return std::tuple(key.target, key.hop > 0, key.source, key.hop);
+  };
+  std::sort(order.begin(), order.end(),
+            [&](std::uint32_t a, std::uint32_t b) { return place(a) < place(b); });
+  std::vector<std::uint32_t> renamed(known.size());
+  std::vector<std::uint32_t> hops;
+  for (const std::uint32_t r : order) {
+    const RouteKey& key = known[r];
+    renamed[r] = static_cast<std::uint32_t>(plan->routes.size());
+    Route& route = plan->routes.emplace_back();
+    route.source = key.source;
+    route.target = key.target;
+    route.local = key.local;
+    route.relayed = key.hop > 0;
+    hops.push_back(key.hop);
   }
+  for (std::uint32_t& r : plan->paths.routes) r = renamed[r];
+  return hops;
 }
 
-/// Tells routes apart, in their order in the plan.
-struct RouteKey {
-  std::uint32_t target;
-  bool relayed;
-  std::uint32_t source;
-  std::uint32_t hop;
-
-  explicit RouteKey(const Transfer& t)
-      : target(t.target), relayed(t.hop > 0), source(t.source), hop(t.hop) {}
-  auto operator<=>(const RouteKey&) const = default;
-};
-
-/// Finds the routes, what each carries, and where its ops will stand. Returns the hop of each.
-std::vector<std::uint32_t> MakeRoutes(ClassPlan* plan) {
-  std::vector<RouteKey> keys;
-  for (const std::vector<Transfer>& transfers : plan->transfers) {
-    for (const Transfer& t : transfers) keys.emplace_back(t);
-  }
-  std::sort(keys.begin(), keys.end());
-  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
-  plan->routes.resize(keys.size());
+/// Adds up what each route carries, and where its ops will stand.
+void FillRoutes(ClassPlan* plan) {
+  struct Load {
+    std::uint64_t ops = 0;
+    std::uint64_t bytes = 0;
+  };
+  std::vector<Load> loads(plan->paths.size());
   for (std::size_t c = 0; c < plan->classes.size(); ++c) {
     const std::uint32_t item_bytes = ItemBytes(plan->classes[c].dtype);
-    for (Transfer& t : plan->transfers[c]) {
-      const auto at = std::lower_bound(keys.begin(), keys.end(), RouteKey(t));
-      t.route = static_cast<std::uint32_t>(at - keys.begin());
-      Route& route = plan->routes[t.route];
-      route.source = t.source;
-      route.target = t.target;
-      route.local = t.local;
-      route.relayed = t.hop > 0;
-      route.op_count += t.last - t.first;
-      route.bytes += plan->boxes[t.box].volume() * item_bytes * (t.last - t.first);
+    for (const Passage& p : plan->passages[c]) {
+      loads[p.path].ops += p.last - p.first;
+      loads[p.path].bytes += plan->boxes[p.box].volume() * item_bytes * (p.last - p.first);
+    }
+  }
+  for (std::size_t p = 0; p < loads.size(); ++p) {
+    for (const std::uint32_t r : plan->paths[p]) {
+      plan->routes[r].op_count += loads[p].ops;
+      plan->routes[r].bytes += loads[p].bytes;
     }
   }
   std::uint64_t first = 0;
@@ -88,9 +93,6 @@ std::vector<std::uint32_t> MakeRoutes(ClassPlan* plan) {
     route.first_op = first;
     first += route.op_count;
   }
-  std::vector<std::uint32_t> hops;
-  for (const RouteKey& key : keys) hops.push_back(key.hop);
-  return hops;
 }
 
 Status CheckOpCount(const ClassPlan& plan) {
@@ -133,39 +135,37 @@ void AddBox(Hasher& hasher, const Box& box) {
 }
 
 /// Hashes what every agent must agree on: names, shapes, and who sends which box to whom.
-Hash128 DigestOf(const LayoutMatch& match, const ClassPlan& plan, const PlanOptions& options) {
-  const std::uint32_t plan_format = options.relays ? 2 : 1;
+Hash128 DigestOf(const LayoutMatch& match, std::span<const std::uint32_t> hops,
+                 const ClassPlan& plan) {
+  constexpr std::uint32_t kPlanFormat = 3;
   Hasher hasher;
-  hasher.AddU32(plan_format);
-  hasher.AddU32(match.source->rank_count);
-  hasher.AddU32(match.target->rank_count);
-  hasher.AddU64(plan.classes.size());
-  for (std::size_t i = 0; i < plan.classes.size(); ++i) {
-    const TensorClass& c = plan.classes[i];
-    hasher.AddU8(static_cast<std::uint8_t>(c.dtype));
-    hasher.AddU8(static_cast<std::uint8_t>(c.shape.rank()));
-    for (const std::uint64_t dim : c.shape.dims()) hasher.AddU64(dim);
-    hasher.AddU64(c.tensors.size());
-    for (const std::uint32_t t : c.tensors) {
-      hasher.AddU32(t);
-      hasher.AddString(match.target->tensors[t].spec.name);
-    }
-    hasher.AddU64(plan.transfers[i].size());
-    for (const Transfer& transfer : plan.transfers[i]) {
-      hasher.AddU32(transfer.target);
-      hasher.AddU32(transfer.source);
-      hasher.AddU8(transfer.local ? 1 : 0);
-      hasher.AddU32(transfer.first);
-      hasher.AddU32(transfer.last);
-      if (options.relays) hasher.AddU32(transfer.hop);
-      AddBox(hasher, plan.boxes[transfer.box]);
+  hasher.AddU32(kPlanFormat);
+  hasher.AddU64(match.digest.low);
+  hasher.AddU64(match.digest.high);
+  hasher.AddU64(plan.routes.size());
+  for (std::size_t r = 0; r < plan.routes.size(); ++r) {
+    hasher.AddU32(plan.routes[r].target);
+    hasher.AddU32(plan.routes[r].source);
+    hasher.AddU8(plan.routes[r].local ? 1 : 0);
+    hasher.AddU32(hops[r]);
+  }
+  hasher.AddU64(plan.paths.size());
+  hasher.AddBytes(std::as_bytes(std::span(plan.paths.starts)));
+  hasher.AddBytes(std::as_bytes(std::span(plan.paths.routes)));
+  for (const std::vector<Passage>& passages : plan.passages) {
+    hasher.AddU64(passages.size());
+    for (const Passage& p : passages) {
+      hasher.AddU32(p.first);
+      hasher.AddU32(p.last);
+      hasher.AddU32(p.path);
+      AddBox(hasher, plan.boxes[p.box]);
     }
   }
   return hasher.Finish();
 }
 
-Result<ChosenTransfers> Choose(const LayoutMatch& match, const TopologyIndex& places,
-                               PlanFault* fault, const PlanOptions& options) {
+Result<ChosenPaths> Choose(const LayoutMatch& match, const TopologyIndex& places, PlanFault* fault,
+                           const PlanOptions& options) {
   if (!options.relays) return ChooseHolders(match, places, options.lost, fault);
   return ChooseRelays(match, places, options.lost, fault);
 }
@@ -177,17 +177,18 @@ Result<ClassPlan> BuildClassPlan(const LayoutMatch& match, const Topology& topol
   TB_ASSIGN_OR_RETURN(
       const TopologyIndex places,
       TopologyIndex::Create(topology, match.source->rank_count, match.target->rank_count));
-  TB_ASSIGN_OR_RETURN(ChosenTransfers chosen, Choose(match, places, fault, options));
+  TB_ASSIGN_OR_RETURN(ChosenPaths chosen, Choose(match, places, fault, options));
   ClassPlan plan;
   plan.options = options;
   plan.classes = match.classes;
-  plan.transfers = std::move(chosen.by_class);
+  plan.passages = std::move(chosen.by_class);
+  plan.paths = std::move(chosen.paths);
   NumberBoxes(match.boxes, chosen.cuts, &plan);
-  SortTransfers(&plan);
-  const std::vector<std::uint32_t> hops = MakeRoutes(&plan);
+  const std::vector<std::uint32_t> hops = NumberRoutes(chosen.routes, &plan);
+  FillRoutes(&plan);
   TB_RETURN_IF_ERROR(CheckOpCount(plan));
   NumberRounds(hops, &plan);
-  plan.digest = DigestOf(match, plan, options);
+  plan.digest = DigestOf(match, hops, plan);
   return plan;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -9,16 +10,31 @@
 
 namespace tensorbus::planner {
 
-/// A copy that happens for a run of tensors of one class.
-struct Transfer {
-  std::uint32_t target = 0;
-  std::uint32_t source = 0;  ///< source rank; beyond hop 0 a target rank that has the box by then
-  std::uint32_t box = 0;     ///< index into ClassPlan::boxes
-  std::uint32_t first = 0;   ///< places in TensorClass::tensors: [first, last)
+/// A box of each of a run of tensors of one class takes a path.
+struct Passage {
+  std::uint32_t box = 0;    ///< index into ClassPlan::boxes
+  std::uint32_t first = 0;  ///< places in TensorClass::tensors: [first, last)
   std::uint32_t last = 0;
-  std::uint32_t hop = 0;    ///< how often the bytes were passed on before
-  std::uint32_t route = 0;  ///< index into ClassPlan::routes
-  bool local = false;
+  std::uint32_t path = 0;  ///< in ClassPlan::paths
+
+  friend auto operator<=>(const Passage&, const Passage&) = default;
+};
+
+/// Routes that the same bytes take: one, or with relays all along a tree, each after the one that
+/// feeds it. Many boxes share a path, so what is said of each of its routes is said once.
+struct PathTable {
+  std::vector<std::uint32_t> routes;        ///< path by path; each index into ClassPlan::routes
+  std::vector<std::uint32_t> starts = {0};  ///< path p is routes[starts[p] … starts[p + 1])
+
+  std::size_t size() const { return starts.size() - 1; }
+  std::span<const std::uint32_t> operator[](std::size_t path) const {
+    return std::span(routes).subspan(starts[path], starts[path + 1] - starts[path]);
+  }
+  /// Ends the path that was last added to `routes`; its number.
+  std::uint32_t Close() {
+    starts.push_back(static_cast<std::uint32_t>(routes.size()));
+    return static_cast<std::uint32_t>(starts.size() - 2);
+  }
 };
 
 /// Tensors of one shape and dtype that both sides hold alike.
@@ -47,15 +63,17 @@ struct LayoutMatch {
   std::vector<std::vector<Cell>> cells;  ///< by class; ordered by target box, then region
   BoxTable boxes;
   RankSets rank_sets;
+  Hash128 digest;  ///< of ranks, names, shapes and classes
 };
 
 /// The plan before it is written out per tensor: small, so that every agent can make it whole,
 /// compare the digest and write out no more than its own part.
 struct ClassPlan {
-  std::vector<TensorClass> classes;              ///< by first tensor
-  std::vector<std::vector<Transfer>> transfers;  ///< by class; by target, hop, source, box, first
-  std::vector<Box> boxes;                        ///< as in Plan
-  std::vector<Route> routes;                     ///< as in Plan
+  std::vector<TensorClass> classes;            ///< by first tensor
+  std::vector<std::vector<Passage>> passages;  ///< by class; by box, first
+  PathTable paths;
+  std::vector<Box> boxes;     ///< as in Plan
+  std::vector<Route> routes;  ///< as in Plan
   std::uint32_t round_count = 0;
   PlanOptions options;  ///< as asked for
   Hash128 digest;

@@ -10,7 +10,7 @@ namespace tensorbus::planner {
 /// A part of the boxes that a run of tensors of one class needs, and who gets to send it.
 struct Part {
   std::size_t taker = 0;    ///< index into the shares
-  std::uint32_t box = 0;    ///< as in Transfer, before boxes get their final numbers
+  std::uint32_t box = 0;    ///< as in Passage, before boxes get their final numbers
   std::uint32_t first = 0;  ///< tensors of the class: [first, last)
   std::uint32_t last = 0;
 };
@@ -22,8 +22,7 @@ class Dealer {
  public:
   /// `ends`: running sums of the shares in bytes, not empty; the last taker gets all that is left.
   /// Boxes that are cut are added to `out`, which is borrowed.
-  Dealer(std::vector<std::uint64_t> ends, ChosenTransfers* out)
-      : ends_(std::move(ends)), out_(*out) {}
+  Dealer(std::vector<std::uint64_t> ends, ChosenPaths* out) : ends_(std::move(ends)), out_(*out) {}
 
   /// Deals a box of all tensors of a class; `number` is its own. The parts are valid until the next
   /// call.
@@ -42,7 +41,7 @@ class Dealer {
               const CutRule& rule) const;
 
   std::vector<std::uint64_t> ends_;
-  ChosenTransfers& out_;
+  ChosenPaths& out_;
   std::vector<Part> parts_;
   std::size_t taker_ = 0;
   std::uint64_t at_ = 0;  // bytes dealt before the current box

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <span>
 
 #include "planner/balance.h"
@@ -93,11 +94,12 @@ std::vector<Way> WaysOf(const Group& group, std::size_t turn,
 class RelayChooser {
  public:
   RelayChooser(const LayoutMatch& match, const TopologyIndex& places, Survivors survivors)
-      : match_(match), places_(places), survivors_(std::move(survivors)) {}
+      : match_(match),
+        places_(places),
+        survivors_(std::move(survivors)),
+        out_(match.classes.size(), match.boxes.size()) {}
 
-  Result<ChosenTransfers> Run(PlanFault* fault) && {
-    out_.by_class.resize(match_.classes.size());
-    out_.cuts_begin = static_cast<std::uint32_t>(match_.boxes.size());
+  Result<ChosenPaths> Run(PlanFault* fault) && {
     for (std::uint32_t c = 0; c < match_.classes.size(); ++c) TB_RETURN_IF_ERROR(Collect(c, fault));
     TB_RETURN_IF_ERROR(DealAll());
     return std::move(out_);
@@ -114,7 +116,8 @@ class RelayChooser {
         return OnlyLostHold(match_, c, cell, targets.front(), fault);
       const Delivery& delivery = DeliveryOf(cell);
       for (const auto& [target, source] : delivery.local)
-        out_.by_class[class_index].push_back({target, source, cell.box, 0, count, 0, 0, true});
+        out_.by_class[class_index].push_back(
+            {cell.box, 0, count, out_.Direct({target, source, 0, true})});
       const std::uint64_t box_bytes = match_.boxes[cell.box].volume() * ItemBytes(c.dtype);
       for (const std::size_t g : delivery.groups) {
         TB_ASSIGN_OR_RETURN(const std::uint64_t bytes, JoinSupplies(box_bytes, count, &total_));
@@ -206,21 +209,25 @@ class RelayChooser {
     std::vector<std::uint64_t> ends;
     for (const Way& way : ways) ends.push_back(way.end);
     Dealer dealer(std::move(ends), &out_);
+    std::vector<std::optional<std::uint32_t>> paths(ways.size());  // of those that get something
     for (const GroupNeed& need : group.needs) {
-      std::vector<Transfer>& transfers = out_.by_class[need.class_index];
       for (const Part& part :
            dealer.Deal(match_.classes[need.class_index], match_.boxes[need.box], need.box)) {
-        const Way& way = ways[part.taker];
         copies_ += group.target_count;
         if (copies_ > kMaxPlanParts) return TooManyCopies();
-        for (const RelayStep& step : group.trees.Steps(way.tree)) {
-          const std::uint32_t sender = step.hop == 0 ? way.holder : step.sender;
-          transfers.push_back(
-              {step.target, sender, part.box, part.first, part.last, step.hop, 0, false});
-        }
+        std::optional<std::uint32_t>& path = paths[part.taker];
+        if (!path) path = AddPath(group.trees, ways[part.taker]);
+        out_.by_class[need.class_index].push_back({part.box, part.first, part.last, *path});
       }
     }
     return {};
+  }
+
+  std::uint32_t AddPath(const RelayTrees& trees, const Way& way) {
+    std::vector<RouteKey> along;
+    for (const RelayStep& step : trees.Steps(way.tree))
+      along.push_back({step.target, step.hop == 0 ? way.holder : step.sender, step.hop, false});
+    return out_.AddPath(along);
   }
 
   static Status TooManyCopies() {
@@ -241,13 +248,13 @@ class RelayChooser {
   std::vector<Group> groups_;
   std::uint64_t total_ = 0;
   std::uint64_t copies_ = 0;  // made by trees, of a run of tensors each
-  ChosenTransfers out_;
+  ChosenPaths out_;
 };
 
 }  // namespace
 
-Result<ChosenTransfers> ChooseRelays(const LayoutMatch& match, const TopologyIndex& places,
-                                     const RankSelection& lost, PlanFault* fault) {
+Result<ChosenPaths> ChooseRelays(const LayoutMatch& match, const TopologyIndex& places,
+                                 const RankSelection& lost, PlanFault* fault) {
   TB_ASSIGN_OR_RETURN(Survivors survivors, Survivors::Create(match, lost));
   return RelayChooser(match, places, std::move(survivors)).Run(fault);
 }
