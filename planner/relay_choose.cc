@@ -134,25 +134,36 @@ class RelayChooser {
   const Delivery& DeliveryOf(const Cell& cell) {
     const auto [at, is_new] = deliveries_.try_emplace({cell.holders, cell.targets});
     if (is_new) {
-      at->second =
-          MakeDelivery(survivors_.SourcesOf(cell.holders), survivors_.TargetsOf(cell.targets));
+      at->second = MakeDelivery(survivors_.SourcesOf(cell.holders), match_.rank_sets[cell.targets]);
     }
     return at->second;
   }
 
+  bool Lost(std::uint32_t target) const {
+    const Ranks& lost = survivors_.lost_targets();
+    return std::binary_search(lost.begin(), lost.end(), target);
+  }
+
   /// A node that has holders takes the bytes from these. The others get them one from the other,
-  /// the first from one of those nodes; if there is none, from any holder.
+  /// the first from one of those nodes; if there is none, from any holder. Some targets may be
+  /// lost.
   Delivery MakeDelivery(const Ranks& holders, const Ranks& targets) {
     Delivery delivery;
     std::map<std::uint32_t, Ranks> with_holders;  // by node: its targets
     std::map<std::uint32_t, Ranks> others;
     for (const std::uint32_t target : targets) {
       if (const auto local = places_.LocalHolder(holders, target)) {
-        delivery.local.emplace_back(target, *local);
+        if (!Lost(target)) delivery.local.emplace_back(target, *local);
         continue;
       }
       const bool near = !places_.OnNode(holders, target).empty();
       (near ? with_holders : others)[places_.NodeOf(target)].push_back(target);
+    }
+    for (auto* nodes : {&with_holders, &others}) {
+      std::erase_if(*nodes, [&](const auto& node) {
+        return std::all_of(node.second.begin(), node.second.end(),
+                           [&](std::uint32_t target) { return Lost(target); });
+      });
     }
     std::vector<Ranks> rest;
     for (auto& [node, ranks] : others) rest.push_back(std::move(ranks));
@@ -174,10 +185,10 @@ class RelayChooser {
     Supplies& supplies = root_first ? near_ : far_;
     const std::uint32_t supply = supplies.numbers.Add(holders);
     if (supply == supplies.list.size()) supplies.list.push_back({holders, 0});
+    RelayTrees trees(std::move(nodes), root_first, survivors_.lost_targets());
     std::size_t targets = 0;
-    for (const Ranks& ranks : nodes) targets += ranks.size();
-    groups_.push_back(
-        {root_first, supply, targets, RelayTrees(std::move(nodes), root_first), 0, {}});
+    for (const Ranks& ranks : trees.nodes()) targets += ranks.size();
+    groups_.push_back({root_first, supply, targets, std::move(trees), 0, {}});
     return groups_.size() - 1;
   }
 

@@ -22,12 +22,17 @@ struct RelayStep {
 /// than it receives: of the k bytes that k ranks of a node receive, k - 1 are passed on inside and
 /// at most one leaves. And every rank receives as much of each hop, so that hops can follow one
 /// another in rounds and no link idles. What a node sends to other nodes depends on the order: the
-/// last one sends nothing there. Immutable.
+/// last one sends nothing there.
+///
+/// Targets that are lost are left out of the trees that there would be with them: there are no more
+/// trees for it, which those would be that suit the odd number of ranks that is left. Immutable.
 class RelayTrees {
  public:
   /// `nodes`: the targets by node, none empty. When `root_first`, the first node has the bytes of
-  /// its own sources and always comes first.
-  RelayTrees(std::vector<std::vector<std::uint32_t>> nodes, bool root_first);
+  /// its own sources and always comes first. `lost`, ascending, are left out; they are never all of
+  /// a node.
+  RelayTrees(std::vector<std::vector<std::uint32_t>> nodes, bool root_first,
+             std::span<const std::uint32_t> lost = {});
 
   std::size_t count() const { return node_orders_ * starts_; }
   /// Trees [order * starts(), (order + 1) * starts()) go through the nodes in one order.

@@ -18,6 +18,7 @@ class Survivors {
   const std::vector<std::uint32_t>& SourcesOf(std::uint32_t set) {
     return Left(set, lost_->sources, &sources_);
   }
+  const std::vector<std::uint32_t>& lost_targets() const { return lost_->targets; }
   /// Of a set of target ranks, those that are left.
   const std::vector<std::uint32_t>& TargetsOf(std::uint32_t set) {
     return Left(set, lost_->targets, &targets_);

@@ -86,6 +86,31 @@ TEST(RelayTrees, NobodySendsOnMoreThanItReceives) {
   }
 }
 
+TEST(RelayTrees, WhoIsLostIsLeftOutOfTheTreesThatThereWere) {
+  for (const bool root_first : {false, true}) {
+    const RelayTrees before(NodesOf({8, 8, 8, 8}), root_first);
+    const std::vector<std::uint32_t> lost = {3, 9, 30};
+    const RelayTrees trees(NodesOf({8, 8, 8, 8}), root_first, lost);
+    EXPECT_EQ(trees.count(), before.count());
+    std::map<std::uint32_t, std::size_t> sends;
+    for (std::size_t tree = 0; tree < trees.count(); ++tree) {
+      std::map<std::uint32_t, std::uint32_t> hops;  // of the ranks that have the bytes
+      for (const RelayStep& step : trees.Steps(tree)) {
+        EXPECT_FALSE(std::binary_search(lost.begin(), lost.end(), step.target));
+        if (step.hop > 0) {
+          ASSERT_TRUE(hops.contains(step.sender));
+          EXPECT_EQ(step.hop, hops[step.sender] + 1);
+          ++sends[step.sender];
+        }
+        EXPECT_TRUE(hops.emplace(step.target, step.hop).second) << "received twice";
+      }
+      EXPECT_EQ(hops.size(), 32 - lost.size());
+    }
+    for (const auto& [rank, count] : sends)
+      EXPECT_LE(count * 100, trees.count() * 110) << "rank " << rank;
+  }
+}
+
 TEST(RelayTrees, EveryRankReceivesAsMuchOfEachHop) {
   const RelayTrees trees(NodesOf({4, 4, 4}), false);
   EXPECT_EQ(trees.count(), 12U);
@@ -181,6 +206,26 @@ TEST(Relays, BoxesOfTargetsThatOverlapAreSentOnce) {
   EXPECT_THAT(figures.send_bytes, ElementsAre(9));
   EXPECT_EQ(Sum(figures.relay_bytes), 3U);
   EXPECT_EQ(figures.lower_bound_bytes, 9U);
+}
+
+TEST(Relays, WithoutATargetThePlanIsNoLargerAndAsGood) {
+  // 7 ranks of a node and 8 of the others have 56 for their least common multiple: trees that suit
+  // them alone would cut everything into many more parts.
+  const std::vector<TensorSpec> specs = {{"a", DType::kBf16, MakeShape({8192, 8192})}};
+  const JobLayout source = Rows(4, specs);
+  const JobLayout target = Whole(32, specs);
+  const Topology topology = DefaultTopology(4, 32, false);
+  ASSERT_OK_AND_ASSIGN(const Plan before,
+                       BuildPlan(source, target, topology, nullptr, {.relays = true}));
+  const PlanOptions options = {.relays = true, .lost = {.sources = {}, .targets = {11}}};
+  ASSERT_OK_AND_ASSIGN(const Plan plan, BuildPlan(source, target, topology, nullptr, options));
+  EXPECT_OK(CheckPlan(source, target, topology, plan, options.lost));
+  EXPECT_LE(plan.ops.size(), before.ops.size());
+  ASSERT_OK_AND_ASSIGN(const PlanFigures figures, FiguresOf(source, target, topology, plan));
+  constexpr std::uint64_t kBytes = 128 << 20;
+  EXPECT_THAT(figures.send_bytes, Each(kBytes / 4));
+  EXPECT_THAT(figures.node_in_bytes, Each(kBytes));
+  EXPECT_LE(figures.max_send_bytes, kBytes / 10 * 11);
 }
 
 TEST(Relays, DigestIsTheSameEverywhere) {
