@@ -65,25 +65,19 @@ class Checker {
   }
 
  private:
-  /// A tensor that the current target needs. Its ops are `sorted_[first, last)`.
+  /// A tensor that the current target needs. What it gets of it is `sorted_[first, last)`.
   struct Need {
     std::uint32_t tensor = 0;
     const RankBoxes* boxes = nullptr;
     std::uint32_t first = 0;
     std::uint32_t last = 0;
+    std::uint32_t proven = 0;  // the need whose arrivals, which are the very same, were looked at
+    std::uint32_t passed = 0;  // of such a need: the arrival that was last seen to be passed on
   };
-  /// An op of the current target.
-  struct Part {
-    std::uint32_t source : 31;
-    std::uint32_t relayed : 1;  // bytes passed on by a target
-    std::uint32_t box;
-
-    friend bool operator==(const Part&, const Part&) = default;
-  };
-  /// The last list of parts that was proven for a source holding and the current group of needs.
+  /// The last list of arrivals that was proven for a source holding and the current group of needs.
   struct Proven {
     std::uint64_t group = 0;  ///< which needs of which target; 0: none
-    std::span<const Part> parts;
+    std::uint32_t need = 0;
     std::uint64_t elements = 0;
   };
 
@@ -105,7 +99,6 @@ class Checker {
       TB_RETURN_IF_ERROR(CheckTarget(rank, {first, last}));
       first = last;
     }
-    TB_RETURN_IF_ERROR(CheckRelays(target_, plan_, ranks));
     certificate_.op_count = plan_.ops.size();
     return certificate_;
   }
@@ -135,7 +128,7 @@ class Checker {
       return CertificateFault(DescribeOp(target_, plan_, route, op) + ": out of bounds of shape " +
                               shape.ToString());
     }
-    // Whether a target that passes a box on has it by then is for CheckRelays().
+    // Whether a target that passes a box on has it by then is for CheckRelay().
     if (route.relayed ||
         Holds(source_.holdings[tables_.matches[op.tensor].holding], route.source, box)) {
       return {};
@@ -154,6 +147,10 @@ class Checker {
       for (const RankBoxes& boxes : target_.holdings[h].ranks)
         holdings_of_[boxes.rank].emplace_back(h, &boxes);
     }
+    passed_on_.resize(target_.rank_count);
+    for (const Route& route : plan_.routes) {
+      if (route.relayed) passed_on_[route.source].push_back(&route);
+    }
     need_of_.resize(target_.tensors.size());
     proven_.resize(source_.holdings.size());
   }
@@ -164,17 +161,55 @@ class Checker {
     for (const auto& [holding, boxes] : holdings_of_[rank]) {
       for (const std::uint32_t t : tensors_of_[holding]) {
         need_of_[t] = static_cast<std::uint32_t>(needs_.size());
-        needs_.push_back({t, boxes, 0, 0});
+        needs_.push_back({.tensor = t, .boxes = boxes});
       }
     }
     TB_RETURN_IF_ERROR(SortOps(routes));
-    std::size_t at = 0;
+    std::uint32_t at = 0;
     for (const auto& [holding, boxes] : holdings_of_[rank]) {
       ++group_;
       for (std::size_t i = 0; i < tensors_of_[holding].size(); ++i, ++at)
-        TB_RETURN_IF_ERROR(CheckNeed(rank, needs_[at]));
+        TB_RETURN_IF_ERROR(CheckNeed(at));
+    }
+    for (const Route* route : passed_on_[rank]) TB_RETURN_IF_ERROR(CheckRelay(*route));
+    return {};
+  }
+
+  /// What the current target passes on along a route has reached it before.
+  Status CheckRelay(const Route& route) {
+    for (const RouteOp& op : std::span(plan_.ops).subspan(route.first_op, route.op_count)) {
+      const std::uint32_t at = need_of_[op.tensor];
+      if (!IsNeed(at, op.tensor)) {
+        TB_RETURN_IF_ERROR(CheckPassedOn(target_, plan_, {}, route, op));
+        continue;
+      }
+      Need& need = needs_[needs_[at].proven];
+      const std::span<const Arrival> arrivals = ArrivalsOf(need);
+      if (!PassedAsItCame(arrivals, route, op.box, &need.passed))
+        TB_RETURN_IF_ERROR(CheckPassedOn(target_, plan_, arrivals, route, op));
     }
     return {};
+  }
+
+  /// Whether the very box arrives in time. That is how it mostly is, in the order of arrivals, so
+  /// the search goes on at the last that was found.
+  bool PassedAsItCame(std::span<const Arrival> arrivals, const Route& route, std::uint32_t box,
+                      std::uint32_t* last) const {
+    const auto is_it = [&](const Arrival& arrival) { return arrival.box == box; };
+    const auto from = arrivals.begin() + *last;
+    auto found = std::find_if(from, arrivals.end(), is_it);
+    if (found == arrivals.end()) found = std::find_if(arrivals.begin(), from, is_it);
+    if (found == arrivals.end() || !is_it(*found)) return false;
+    *last = static_cast<std::uint32_t>(found - arrivals.begin());
+    return ArrivesBefore(plan_.routes[found->route], route.round);
+  }
+
+  /// What `need_of_` says is stale unless the current target needs the tensor.
+  bool IsNeed(std::uint32_t at, std::uint32_t tensor) const {
+    return at < needs_.size() && needs_[at].tensor == tensor;
+  }
+  std::span<const Arrival> ArrivalsOf(const Need& need) const {
+    return std::span(sorted_).subspan(need.first, need.last - need.first);
   }
 
   /// Fills `sorted_`: by need, then source, then box.
@@ -182,8 +217,8 @@ class Checker {
     std::size_t count = 0;
     for (const Route& route : routes) {
       for (const RouteOp& op : std::span(plan_.ops).subspan(route.first_op, route.op_count)) {
-        const std::uint32_t need = need_of_[op.tensor];  // stale unless this rank needs the tensor
-        if (need >= needs_.size() || needs_[need].tensor != op.tensor)
+        const std::uint32_t need = need_of_[op.tensor];
+        if (!IsNeed(need, op.tensor))
           return CertificateFault(DescribeOp(target_, plan_, route, op) +
                                   ": the target asked for no part of the tensor");
         ++needs_[need].last;
@@ -198,41 +233,41 @@ class Checker {
     }
     sorted_.resize(count);
     for (const Route& route : routes) {
+      const auto number = static_cast<std::uint32_t>(&route - plan_.routes.data());
       for (const RouteOp& op : std::span(plan_.ops).subspan(route.first_op, route.op_count))
-        sorted_[needs_[need_of_[op.tensor]].last++] = {route.source, route.relayed ? 1U : 0U,
-                                                       op.box};
+        sorted_[needs_[need_of_[op.tensor]].last++] = {number, op.box};
     }
     return {};
   }
 
-  Status CheckNeed(std::uint32_t rank, const Need& need) {
-    const auto parts = std::span<const Part>(sorted_).subspan(need.first, need.last - need.first);
+  Status CheckNeed(std::uint32_t at) {
+    Need& need = needs_[at];
+    const std::span<const Arrival> arrivals = ArrivalsOf(need);
     const auto& [held, item_bytes] = tables_.matches[need.tensor];
     Proven& proven = proven_[held];
-    const bool same = proven.group == group_ && proven.parts.size() == parts.size() &&
-                      std::equal(parts.begin(), parts.end(), proven.parts.begin());
-    if (!same) {
-      TB_RETURN_IF_ERROR(CheckGeometry(rank, need, parts));
-      proven = {group_, parts, 0};
-      for (const Part& part : parts) proven.elements += tables_.volumes[part.box];
+    const auto same = [&](const std::span<const Arrival>& before) {
+      return std::equal(arrivals.begin(), arrivals.end(), before.begin(), before.end());
+    };
+    if (proven.group != group_ || !same(ArrivalsOf(needs_[proven.need]))) {
+      TB_RETURN_IF_ERROR(CheckGeometry(need, arrivals));
+      proven = {group_, at, 0};
+      for (const Arrival& arrival : arrivals) proven.elements += tables_.volumes[arrival.box];
     }
+    need.proven = proven.need;
     certificate_.bytes += proven.elements * item_bytes;
     return {};
   }
 
-  Status CheckGeometry(std::uint32_t rank, const Need& need, std::span<const Part> parts) {
+  Status CheckGeometry(const Need& need, std::span<const Arrival> arrivals) {
     const TensorSpec& spec = target_.tensors[need.tensor].spec;
     const std::vector<Box>& wanted = need.boxes->boxes;
     tiles_.resize(std::max(tiles_.size(), wanted.size()));
     for (std::size_t b = 0; b < wanted.size(); ++b) tiles_[b].clear();
-    for (const Part& part : parts) {
-      Route route;
-      route.source = part.source;
-      route.target = rank;
-      route.relayed = part.relayed != 0;
-      const RouteOp op = {need.tensor, part.box};
+    for (const Arrival& arrival : arrivals) {
+      const Route& route = plan_.routes[arrival.route];
+      const RouteOp op = {need.tensor, arrival.box};
       TB_RETURN_IF_ERROR(CheckSource(route, op));
-      const Box& box = plan_.boxes[part.box];
+      const Box& box = plan_.boxes[arrival.box];
       std::size_t b = 0;
       while (b < wanted.size() && !wanted[b].Contains(box)) ++b;
       if (b == wanted.size())
@@ -243,10 +278,10 @@ class Checker {
       if (tiling_.Exact(wanted[b], tiles_[b])) continue;
       const TilingFault fault = FirstTilingFault(wanted[b], tiles_[b]);
       const auto dims = static_cast<std::size_t>(spec.shape.rank());
-      return CertificateFault(
-          fmt::format("tensor '{}': target {}, box {}: element [{}] is {}", spec.name, rank,
-                      wanted[b].ToString(), fmt::join(std::span(fault.at).first(dims), ", "),
-                      fault.twice ? "written more than once" : "never written"));
+      return CertificateFault(fmt::format(
+          "tensor '{}': target {}, box {}: element [{}] is {}", spec.name, need.boxes->rank,
+          wanted[b].ToString(), fmt::join(std::span(fault.at).first(dims), ", "),
+          fault.twice ? "written more than once" : "never written"));
     }
     return {};
   }
@@ -257,10 +292,11 @@ class Checker {
   CheckedTables tables_;
   std::vector<std::vector<std::uint32_t>> tensors_of_;  // by target holding
   std::vector<std::vector<std::pair<std::uint32_t, const RankBoxes*>>> holdings_of_;  // by target
+  std::vector<std::vector<const Route*>> passed_on_;  // by target that sends
   // Of the current target:
   std::vector<Need> needs_;             // holding by holding
-  std::vector<std::uint32_t> need_of_;  // by tensor
-  std::vector<Part> sorted_;
+  std::vector<std::uint32_t> need_of_;  // by tensor, see IsNeed()
+  std::vector<Arrival> sorted_;
   std::uint64_t group_ = 0;              // of needs of one holding
   std::vector<Sent> sent_;               // by source holding
   std::vector<Proven> proven_;           // by source holding, for the group's target holding

@@ -18,6 +18,19 @@ void TilingCheck::AddCorners(const Box& box, std::span<const int> dims, std::int
   }
 }
 
+/// The parts differ along one dimension alone, so they must follow one another.
+bool TilingCheck::ExactAlong(int dim, const Box& whole, std::span<const Box> parts) {
+  ranges_.clear();
+  for (const Box& part : parts) ranges_.push_back(part[dim]);
+  std::sort(ranges_.begin(), ranges_.end());
+  std::uint64_t end = whole[dim].lo;
+  for (const Range& range : ranges_) {
+    if (range.lo != end) return false;
+    end = range.hi;
+  }
+  return end == whole[dim].hi;
+}
+
 bool TilingCheck::Exact(const Box& whole, std::span<const Box> parts) {
   if (parts.size() == 1) return parts[0] == whole;
   // A dimension that every part spans in full cannot go wrong; most tensors are cut along one or
@@ -29,6 +42,7 @@ bool TilingCheck::Exact(const Box& whole, std::span<const Box> parts) {
                                   [&](const Box& part) { return part[d] == whole[d]; });
     if (!full) cut[cut_count++] = d;
   }
+  if (cut_count == 1) return ExactAlong(cut[0], whole, parts);
   const std::span<const int> dims = std::span(cut).first(cut_count);
   corners_.clear();
   AddCorners(whole, dims, -1);

@@ -25,8 +25,10 @@ class TilingCheck {
     std::array<std::uint64_t, kMaxDims> at = {};
     std::int64_t sign = 0;
   };
+  bool ExactAlong(int dim, const Box& whole, std::span<const Box> parts);
   void AddCorners(const Box& box, std::span<const int> dims, std::int64_t sign);
 
+  std::vector<Range> ranges_;
   std::vector<Corner> corners_;
 };
 
