@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <limits>
+#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,6 +15,7 @@
 namespace tensorbus::planner {
 namespace {
 
+constexpr std::uint32_t kNotNeeded = std::numeric_limits<std::uint32_t>::max();
 constexpr const char* kNotAskedFor = ": not inside one box that the target asked for";
 
 /// Whether a rank holds all of `inner` in one of its boxes.
@@ -65,12 +68,10 @@ class Checker {
   }
 
  private:
-  /// A tensor that the current target needs. What it gets of it is `sorted_[first, last)`.
+  /// A tensor that the current target needs.
   struct Need {
     std::uint32_t tensor = 0;
     const RankBoxes* boxes = nullptr;
-    std::uint32_t first = 0;
-    std::uint32_t last = 0;
     std::uint32_t proven = 0;  // the need whose arrivals, which are the very same, were looked at
     std::uint32_t passed = 0;  // of such a need: the arrival that was last seen to be passed on
   };
@@ -151,12 +152,13 @@ class Checker {
     for (const Route& route : plan_.routes) {
       if (route.relayed) passed_on_[route.source].push_back(&route);
     }
-    need_of_.resize(target_.tensors.size());
+    need_of_.assign(target_.tensors.size(), kNotNeeded);
     proven_.resize(source_.holdings.size());
   }
 
   /// `routes` are those of one target rank.
   Status CheckTarget(std::uint32_t rank, std::span<const Route> routes) {
+    for (const Need& need : needs_) need_of_[need.tensor] = kNotNeeded;
     needs_.clear();
     for (const auto& [holding, boxes] : holdings_of_[rank]) {
       for (const std::uint32_t t : tensors_of_[holding]) {
@@ -179,12 +181,10 @@ class Checker {
   Status CheckRelay(const Route& route) {
     for (const RouteOp& op : std::span(plan_.ops).subspan(route.first_op, route.op_count)) {
       const std::uint32_t at = need_of_[op.tensor];
-      if (!IsNeed(at, op.tensor)) {
-        TB_RETURN_IF_ERROR(CheckPassedOn(target_, plan_, {}, route, op));
-        continue;
-      }
-      Need& need = needs_[needs_[at].proven];
-      const std::span<const Arrival> arrivals = ArrivalsOf(need);
+      if (at == kNotNeeded) return CheckPassedOn(target_, plan_, {}, route, op);
+      const std::uint32_t proven = needs_[at].proven;
+      Need& need = needs_[proven];
+      const std::span<const Arrival> arrivals = ArrivalsOf(proven);
       if (!PassedAsItCame(arrivals, route, op.box, &need.passed))
         TB_RETURN_IF_ERROR(CheckPassedOn(target_, plan_, arrivals, route, op));
     }
@@ -204,51 +204,45 @@ class Checker {
     return ArrivesBefore(plan_.routes[found->route], route.round);
   }
 
-  /// What `need_of_` says is stale unless the current target needs the tensor.
-  bool IsNeed(std::uint32_t at, std::uint32_t tensor) const {
-    return at < needs_.size() && needs_[at].tensor == tensor;
-  }
-  std::span<const Arrival> ArrivalsOf(const Need& need) const {
-    return std::span(sorted_).subspan(need.first, need.last - need.first);
+  /// What the current target gets of a tensor that it needs.
+  std::span<const Arrival> ArrivalsOf(std::uint32_t need) const {
+    const std::uint32_t first = need == 0 ? 0 : ends_[need - 1];
+    return std::span(sorted_).subspan(first, ends_[need] - first);
   }
 
   /// Fills `sorted_`: by need, then source, then box.
   Status SortOps(std::span<const Route> routes) {
     std::size_t count = 0;
+    ends_.assign(needs_.size(), 0);
     for (const Route& route : routes) {
       for (const RouteOp& op : std::span(plan_.ops).subspan(route.first_op, route.op_count)) {
         const std::uint32_t need = need_of_[op.tensor];
-        if (!IsNeed(need, op.tensor))
+        if (need == kNotNeeded)
           return CertificateFault(DescribeOp(target_, plan_, route, op) +
                                   ": the target asked for no part of the tensor");
-        ++needs_[need].last;
+        ++ends_[need];
       }
       count += route.op_count;
     }
-    std::uint32_t first = 0;
-    for (Need& need : needs_) {
-      const std::uint32_t ops = need.last;
-      need.first = need.last = first;
-      first += ops;
-    }
+    std::exclusive_scan(ends_.begin(), ends_.end(), ends_.begin(), 0U);
     sorted_.resize(count);
     for (const Route& route : routes) {
       const auto number = static_cast<std::uint32_t>(&route - plan_.routes.data());
       for (const RouteOp& op : std::span(plan_.ops).subspan(route.first_op, route.op_count))
-        sorted_[needs_[need_of_[op.tensor]].last++] = {number, op.box};
+        sorted_[ends_[need_of_[op.tensor]]++] = {number, op.box};
     }
     return {};
   }
 
   Status CheckNeed(std::uint32_t at) {
     Need& need = needs_[at];
-    const std::span<const Arrival> arrivals = ArrivalsOf(need);
+    const std::span<const Arrival> arrivals = ArrivalsOf(at);
     const auto& [held, item_bytes] = tables_.matches[need.tensor];
     Proven& proven = proven_[held];
     const auto same = [&](const std::span<const Arrival>& before) {
       return std::equal(arrivals.begin(), arrivals.end(), before.begin(), before.end());
     };
-    if (proven.group != group_ || !same(ArrivalsOf(needs_[proven.need]))) {
+    if (proven.group != group_ || !same(ArrivalsOf(proven.need))) {
       TB_RETURN_IF_ERROR(CheckGeometry(need, arrivals));
       proven = {group_, at, 0};
       for (const Arrival& arrival : arrivals) proven.elements += tables_.volumes[arrival.box];
@@ -295,7 +289,8 @@ class Checker {
   std::vector<std::vector<const Route*>> passed_on_;  // by target that sends
   // Of the current target:
   std::vector<Need> needs_;             // holding by holding
-  std::vector<std::uint32_t> need_of_;  // by tensor, see IsNeed()
+  std::vector<std::uint32_t> need_of_;  // by tensor
+  std::vector<std::uint32_t> ends_;     // by need, of its arrivals in `sorted_`
   std::vector<Arrival> sorted_;
   std::uint64_t group_ = 0;              // of needs of one holding
   std::vector<Sent> sent_;               // by source holding

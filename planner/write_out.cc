@@ -35,24 +35,21 @@ class OpWriter {
 
   Plan Run() && {
     plan_.ops.resize(op_count_);
-    NumberPaths();
     const std::vector<std::uint32_t> class_of = ClassOfTensors();
     for (std::uint32_t tensor = 0; tensor < class_of.size(); ++tensor) {
       const std::uint32_t c = class_of[tensor];
       Cursor& cursor = cursors_[c];
       if (cursor.instance == cursor.until) Renew(c, &cursor);
       ++cursor.instance;
-      for (const Active& active : cursor.active) {
-        for (const std::uint32_t route : paths_[active.path])
-          plan_.ops[next_[route]++] = {tensor, active.box};
-      }
+      for (const Active& active : cursor.active)
+        plan_.ops[next_[active.route]++] = {tensor, active.box};
     }
     return std::move(plan_);
   }
 
  private:
   struct Active {
-    std::uint32_t path;
+    std::uint32_t route;
     std::uint32_t box;
   };
   /// Which passages of a class apply to its next tensors, up to `until`.
@@ -72,26 +69,17 @@ class OpWriter {
     return class_of;
   }
 
-  /// The paths as the routes that are written make them, some of them empty.
-  void NumberPaths() {
-    for (std::size_t p = 0; p < classes_.paths.size(); ++p) {
-      for (const std::uint32_t route : classes_.paths[p]) {
-        if (written_[route] != kNotWritten) paths_.routes.push_back(written_[route]);
-      }
-      paths_.Close();
-    }
-  }
-
   void Renew(std::uint32_t c, Cursor* cursor) const {
     cursor->until = static_cast<std::uint32_t>(classes_.classes[c].tensors.size());
     cursor->active.clear();
     for (const Passage& p : classes_.passages[c]) {
-      if (paths_[p.path].empty()) continue;
       if (p.first > cursor->instance) {
         cursor->until = std::min(cursor->until, p.first);
       } else if (p.last > cursor->instance) {
         cursor->until = std::min(cursor->until, p.last);
-        cursor->active.push_back({p.path, p.box});
+        for (const std::uint32_t route : classes_.paths[p.path]) {
+          if (written_[route] != kNotWritten) cursor->active.push_back({written_[route], p.box});
+        }
       }
     }
   }
@@ -99,7 +87,6 @@ class OpWriter {
   const ClassPlan& classes_;
   std::vector<std::uint32_t>
       written_;                      // by the class plan's route: its number here, or kNotWritten
-  PathTable paths_;                  // by the class plan's path: its routes here
   std::vector<std::uint64_t> next_;  // by route: where its next op goes
   std::vector<Cursor> cursors_;      // by class
   std::uint64_t op_count_ = 0;

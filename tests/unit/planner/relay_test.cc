@@ -324,6 +324,19 @@ TEST_F(RelayCertificateTest, RelayingWhatWasNeverReceivedIsSeen) {
   EXPECT_OK(CheckPlan(source_, target_, topology, plan_));
 }
 
+TEST_F(RelayCertificateTest, RelayingATensorThatIsNotOnesOwnIsSeen) {
+  const Box whole = MakeBox({{0, 3}});
+  const JobLayout target = JobOf(3, specs_, Holding{{{0, {whole}}, {2, {whole}}}});
+  plan_ = {};
+  plan_.boxes = {whole};
+  plan_.round_count = 2;
+  AddRoute({.source = 1, .target = 0, .relayed = true, .round = 1}, 0);
+  AddRoute({.source = 0, .target = 2, .round = 0}, 0);
+  for (Route& route : plan_.routes) route.bytes = 12;
+  EXPECT_THAT(CheckPlan(source_, target, {}, plan_).status().message(),
+              HasSubstr("target 1 passes box [0:3] on to target 0 in round 1, but never receives"));
+}
+
 TEST_F(RelayCertificateTest, ARoundTripIsSeenWhateverTheRounds) {
   // Targets 0 and 1 get all of the tensor from each other.
   for (const auto& [first, second] : {std::pair(1U, 1U), std::pair(1U, 2U), std::pair(2U, 1U)}) {
