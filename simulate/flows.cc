@@ -21,6 +21,7 @@ class Run {
  public:
   Run(std::span<const Flow> flows, std::span<const double> capacities, const FlowOptions& options)
       : flows_(flows), capacities_(capacities), options_(options), states_(flows.size()) {
+    ListHopsAndInlets();
     if (options_.sharing == Sharing::kRounds) Queue();
     std::vector<double> load(capacities_.size());
     for (const Flow& flow : flows_) {
@@ -62,14 +63,40 @@ class Run {
     std::uint32_t link = kNoLink;
   };
 
+  /// A feed.
+  struct Inlet {
+    std::uint32_t flow;
+    double bytes;
+    double share;  // of what the flow brings
+  };
+
+  /// Puts what is looked at again and again side by side.
+  void ListHopsAndInlets() {
+    for (const Flow& flow : flows_) {
+      first_hop_.push_back(static_cast<std::uint32_t>(hops_.size()));
+      hops_.insert(hops_.end(), flow.hops.begin(), flow.hops.end());
+      first_inlet_.push_back(static_cast<std::uint32_t>(inlets_.size()));
+      for (const Feed& feed : flow.feeds)
+        inlets_.push_back({feed.flow, feed.bytes, feed.bytes / flows_[feed.flow].bytes});
+    }
+    first_hop_.push_back(static_cast<std::uint32_t>(hops_.size()));
+    first_inlet_.push_back(static_cast<std::uint32_t>(inlets_.size()));
+  }
+  std::span<const Hop> HopsOf(std::uint32_t f) const {
+    return std::span(hops_).subspan(first_hop_[f], first_hop_[f + 1] - first_hop_[f]);
+  }
+  std::span<const Inlet> InletsOf(std::uint32_t f) const {
+    return std::span(inlets_).subspan(first_inlet_[f], first_inlet_[f + 1] - first_inlet_[f]);
+  }
+
   double Left(std::uint32_t f) const { return flows_[f].bytes - states_[f].sent; }
   double Dust(std::uint32_t f) const { return flows_[f].bytes * kDust; }
 
   /// Bytes of a relayed flow that have arrived.
   double Arrived(std::uint32_t f) const {
     double bytes = 0;
-    for (const Feed& feed : flows_[f].feeds)
-      bytes += feed.bytes * std::min(1.0, states_[feed.flow].sent / flows_[feed.flow].bytes);
+    for (const Inlet& inlet : InletsOf(f))
+      bytes += std::min(inlet.bytes, inlet.share * states_[inlet.flow].sent);
     return bytes;
   }
   /// Bytes that may be passed on now: whole windows, and the rest once everything is there.
@@ -79,9 +106,9 @@ class Run {
   }
   double Inflow(std::uint32_t f) const {
     double rate = 0;
-    for (const Feed& feed : flows_[f].feeds) {
-      const State& state = states_[feed.flow];
-      if (!state.done) rate += feed.bytes / flows_[feed.flow].bytes * state.rate;
+    for (const Inlet& inlet : InletsOf(f)) {
+      const State& state = states_[inlet.flow];
+      if (!state.done) rate += inlet.share * state.rate;
     }
     return rate;
   }
@@ -114,10 +141,10 @@ class Run {
       State& state = states_[f];
       const double rate_before = std::exchange(state.rate, 0);
       if (state.done) return;
-      if (!flows_[f].feeds.empty()) {
-        state.fed =
-            state.fed || std::all_of(flows_[f].feeds.begin(), flows_[f].feeds.end(),
-                                     [&](const Feed& feed) { return states_[feed.flow].done; });
+      if (const auto inlets = InletsOf(f); !inlets.empty()) {
+        state.fed = state.fed || std::all_of(inlets.begin(), inlets.end(), [&](const Inlet& inlet) {
+                      return states_[inlet.flow].done;
+                    });
         const double ready = Available(f) - state.sent;
         // One that has caught up may fall behind a little before it hurries again; else every
         // change of a rate would make it hurry for a moment.
@@ -152,11 +179,12 @@ class Run {
     bool held = false;
     for (const std::uint32_t f : moving_) {
       const double weight = options_.sharing == Sharing::kRemaining ? Left(f) : 1.0;
-      demands_.push_back({flows_[f].hops, std::max(weight, Dust(f)), kNever});
+      demands_.push_back({HopsOf(f), std::max(weight, Dust(f)), kNever});
       held = held || Held(f);
     }
+    MaxMinShares sharing(demands_, capacities_);
     for (int pass = 0; pass < kPasses; ++pass) {
-      const std::vector<Allotment> shares = MaxMinShares(demands_, capacities_);
+      const std::span<const Allotment> shares = sharing.Run();
       bool changed = false;
       for (std::size_t i = 0; i < moving_.size(); ++i) {
         states_[moving_[i]].rate = shares[i].rate;
@@ -178,7 +206,7 @@ class Run {
     }
   }
   bool Held(std::uint32_t f) const {
-    return !flows_[f].feeds.empty() && !states_[f].fed && states_[f].dry;
+    return !InletsOf(f).empty() && !states_[f].fed && states_[f].dry;
   }
 
   /// Seconds until a flow ends, a relay has its first window, or one has caught up.
@@ -187,7 +215,7 @@ class Run {
     for (const std::uint32_t f : moving_) {
       State& state = states_[f];
       if (state.rate > 0) step = std::min(step, Left(f) / state.rate);
-      if (flows_[f].feeds.empty() || state.fed || state.dry) continue;
+      if (InletsOf(f).empty() || state.fed || state.dry) continue;
       state.inflow = Inflow(f);
       if (state.rate > state.inflow) {
         const double caught_up = (Available(f) - state.sent) / (state.rate - state.inflow);
@@ -196,7 +224,7 @@ class Run {
     }
     for (std::uint32_t f = 0; f < flows_.size(); ++f) {
       const State& state = states_[f];
-      if (state.done || flows_[f].feeds.empty() || state.begun) continue;
+      if (state.done || InletsOf(f).empty() || state.begun) continue;
       const double inflow = Inflow(f);
       const double missing = std::min(flows_[f].window_bytes, flows_[f].bytes) - Arrived(f);
       if (inflow > 0 && missing > Dust(f))
@@ -208,7 +236,7 @@ class Run {
   void Record(double step) {
     Stretch stretch = {now_, now_ + step, std::vector<double>(groups_)};
     for (const std::uint32_t f : moving_) {
-      for (const Hop& hop : flows_[f].hops) {
+      for (const Hop& hop : HopsOf(f)) {
         stretch.used[options_.groups.empty() ? 0 : options_.groups[hop.link]] +=
             states_[f].rate * hop.cost;
       }
@@ -228,14 +256,14 @@ class Run {
       state.sent += state.rate * step;
       const double left = Left(f);
       // Relays end only once what they pass on has: their bytes may still be on the way.
-      const bool may_end = flows_[f].feeds.empty() || state.fed;
+      const bool may_end = InletsOf(f).empty() || state.fed;
       if (may_end && (left <= Dust(f) || left <= state.rate * grain_s_))
         Finish(f, until + std::max(0.0, left) / state.rate);
     }
     now_ = until;
     for (const std::uint32_t f : moving_) {
       // Bytes that rounding let a relay pass on too early are waited for.
-      if (!flows_[f].feeds.empty() && !states_[f].done && !states_[f].fed)
+      if (!InletsOf(f).empty() && !states_[f].done && !states_[f].fed)
         states_[f].sent = std::min(states_[f].sent, Available(f));
     }
   }
@@ -254,6 +282,10 @@ class Run {
   std::span<const double> capacities_;
   const FlowOptions& options_;
   std::vector<State> states_;
+  std::vector<Hop> hops_;                   // flow by flow
+  std::vector<std::uint32_t> first_hop_;    // by flow
+  std::vector<Inlet> inlets_;               // flow by flow
+  std::vector<std::uint32_t> first_inlet_;  // by flow
   std::vector<std::uint32_t> moving_;
   std::vector<Demand> demands_;
   std::map<std::uint32_t, std::vector<std::uint32_t>> senders_;    // flows by round, last first

@@ -11,6 +11,7 @@ namespace tensorbus::simulate {
 namespace {
 
 using ::testing::DoubleNear;
+using ::testing::ElementsAre;
 
 constexpr double kExact = 1e-9;
 
@@ -28,13 +29,19 @@ Flow Relay(std::vector<std::uint32_t> links, double bytes, double window, std::v
   return flow;
 }
 
+std::vector<Allotment> SharesOf(std::span<const Demand> demands, std::span<const double> links) {
+  MaxMinShares sharing(demands, links);
+  const auto shares = sharing.Run();
+  return {shares.begin(), shares.end()};
+}
+
 TEST(MaxMinShares, GivesTheTextbookAnswer) {
   // Links 10 and 4; flows over the first, over both, over the second: 8, 2, 2.
   const std::array<Hop, 2> both = {Hop{0, 1}, Hop{1, 1}};
   const std::array<Demand, 3> demands = {Demand{std::span(both).first(1)}, Demand{both},
                                          Demand{std::span(both).subspan(1)}};
   const std::array<double, 2> links = {10, 4};
-  const auto shares = MaxMinShares(demands, links);
+  const auto shares = SharesOf(demands, links);
   EXPECT_THAT(shares[0].rate, DoubleNear(8, kExact));
   EXPECT_THAT(shares[1].rate, DoubleNear(2, kExact));
   EXPECT_THAT(shares[2].rate, DoubleNear(2, kExact));
@@ -47,12 +54,12 @@ TEST(MaxMinShares, MindsWeightsCostsAndCaps) {
   const std::array<Hop, 1> dear = {Hop{0, 2}};
   const std::array<double, 1> links = {12};
   const std::array<Demand, 2> weighted = {Demand{link, 1}, Demand{link, 3}};
-  EXPECT_THAT(MaxMinShares(weighted, links)[1].rate, DoubleNear(9, kExact));
+  EXPECT_THAT(SharesOf(weighted, links)[1].rate, DoubleNear(9, kExact));
   const std::array<Demand, 2> costly = {Demand{link, 1}, Demand{dear, 1}};
-  EXPECT_THAT(MaxMinShares(costly, links)[0].rate, DoubleNear(4, kExact));
+  EXPECT_THAT(SharesOf(costly, links)[0].rate, DoubleNear(4, kExact));
   const std::array<Demand, 2> capped = {Demand{link, 1, 2}, Demand{link, 1}};
-  EXPECT_THAT(MaxMinShares(capped, links)[1].rate, DoubleNear(10, kExact));
-  EXPECT_EQ(MaxMinShares(capped, links)[0].link, kNoLink);
+  EXPECT_THAT(SharesOf(capped, links)[1].rate, DoubleNear(10, kExact));
+  EXPECT_EQ(SharesOf(capped, links)[0].link, kNoLink);
 }
 
 /// What makes a share max-min fair: no link is overfull, and every flow has a full link on which
@@ -73,7 +80,7 @@ TEST(MaxMinShares, IsFairOnRandomNetworks) {
       demands.push_back({path, 1.0 + upto(1000),
                          upto(4) == 0 ? 1.0 + upto(5) : std::numeric_limits<double>::infinity()});
     }
-    const auto shares = MaxMinShares(demands, links);
+    const auto shares = SharesOf(demands, links);
     std::vector<double> used(links.size());
     for (std::size_t f = 0; f < demands.size(); ++f) {
       for (const Hop& hop : demands[f].hops) used[hop.link] += hop.cost * shares[f].rate;
@@ -94,6 +101,24 @@ TEST(MaxMinShares, IsFairOnRandomNetworks) {
       }
     }
   }
+}
+
+TEST(MaxMinShares, RunAgainGoesByTheNewCaps) {
+  const std::array<Hop, 1> link = {Hop{0, 1}};
+  const std::array<double, 1> links = {12};
+  std::array<Demand, 3> demands = {Demand{link, 1, 2}, Demand{link, 1, 5}, Demand{link, 1}};
+  MaxMinShares sharing(demands, links);
+  const auto rates = [&] {
+    std::vector<double> list;
+    for (const Allotment& share : sharing.Run()) list.push_back(share.rate);
+    return list;
+  };
+  EXPECT_THAT(rates(),
+              ElementsAre(DoubleNear(2, kExact), DoubleNear(5, kExact), DoubleNear(5, kExact)));
+  demands[0].cap = 8;
+  demands[1].cap = 3;
+  EXPECT_THAT(rates(),
+              ElementsAre(DoubleNear(4.5, kExact), DoubleNear(3, kExact), DoubleNear(4.5, kExact)));
 }
 
 TEST(RunFlows, OneLinkTakesBytesOverRate) {
