@@ -1,6 +1,7 @@
 // Planning whole clusters: every scenario of share/manifests, one core. Per scenario:
 //
-//   plan         from two layouts to the ops of all ranks, and what the certificate adds
+//   plan         from two layouts to the ops of all ranks, and what the certificate adds; without
+//                relays and with them
 //   own_part     the ops of one agent's eight sources, and of another's eight targets, each with
 //                its certificate, given the class-level plan
 //   replan       all ops once more after a source is lost, given what matching found out; and the
@@ -67,17 +68,18 @@ double Now() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-void PlanAll(benchmark::State& state, const Scenario* scenario) {
+void PlanAll(benchmark::State& state, const Scenario* scenario, bool relays) {
   const Case& c = CaseOf(*scenario);
-  TB_CHECK(
-      CheckPlan(c.source, c.target, c.topology, BuildPlan(c.source, c.target, c.topology).value())
-          .ok());
+  const auto build = [&] {
+    return BuildPlan(c.source, c.target, c.topology, nullptr, {.relays = relays}).value();
+  };
+  TB_CHECK(CheckPlan(c.source, c.target, c.topology, build()).ok());
   double plan_seconds = 0;
   double certificate_seconds = 0;
   std::size_t ops = 0;
   for (auto _ : state) {
     const double begin = Now();
-    const Plan plan = BuildPlan(c.source, c.target, c.topology).value();
+    const Plan plan = build();
     const double planned = Now();
     benchmark::DoNotOptimize(CheckPlan(c.source, c.target, c.topology, plan));
     const double end = Now();
@@ -95,6 +97,13 @@ void PlanAll(benchmark::State& state, const Scenario* scenario) {
   rusage usage = {};
   TB_CHECK(getrusage(RUSAGE_SELF, &usage) == 0);
   state.counters["rss_peak_mib"] = static_cast<double>(usage.ru_maxrss) / 1024;
+}
+
+void PlanDirect(benchmark::State& state, const Scenario* scenario) {
+  PlanAll(state, scenario, false);
+}
+void PlanRelays(benchmark::State& state, const Scenario* scenario) {
+  PlanAll(state, scenario, true);
 }
 
 std::vector<std::uint32_t> FirstEight(std::uint32_t rank_count) {
@@ -221,7 +230,8 @@ void Naive(benchmark::State& state, const Scenario* scenario) {
 
 void RegisterAll() {
   using Run = void (*)(benchmark::State&, const Scenario*);
-  const std::vector<std::pair<const char*, Run>> runs = {{"plan", PlanAll},
+  const std::vector<std::pair<const char*, Run>> runs = {{"plan/direct", PlanDirect},
+                                                         {"plan/relays", PlanRelays},
                                                          {"own_part/sources", SourcesPart},
                                                          {"own_part/targets", TargetsPart},
                                                          {"replan/direct", ReplanDirect},

@@ -59,7 +59,8 @@ def scenarios(args: argparse.Namespace, expected: dict, relays: str) -> list[str
     return table(COLUMNS, [row(plan, expected[plan["scenario"]], predicted.get(plan["scenario"]), fp8.get(plan["scenario"])) for plan in plans])
 
 
-STEPS = ["own_part/sources", "own_part/targets", "replan/direct", "replan/relays", "naive"]
+STEPS = ["plan/direct", "plan/relays", "own_part/sources", "own_part/targets", "replan/direct",
+         "replan/relays", "naive"]
 
 
 def steps(results: Path) -> list[str]:
@@ -84,8 +85,9 @@ def page(args: argparse.Namespace) -> str:
         "## With relays", "", *scenarios(args, expected, "on")]
     if args.bench:
         lines += ["", "## Single steps", "",
-                  "Processor time, given the class-level plan or what matching found out ([benchmarks.md](benchmarks.md#planning)): one agent's eight sources or",
-                  "targets, ops and certificate; all ops again without a rank; and, as a baseline, all ops by nested loops without balance, rounds or digest.", "",
+                  "Processor time ([benchmarks.md](benchmarks.md#planning)): all ops and their certificate, from two layouts on; given the class-level plan, one",
+                  "agent's eight sources or targets, ops and certificate; given what matching found out, all ops again without a rank; and, as a baseline, all ops",
+                  "by nested loops without balance, rounds or digest.", "",
                   *steps(args.bench)]
     return "\n".join(lines) + "\n"
 
