@@ -8,6 +8,7 @@
 
 #include "planner/balance.h"
 #include "planner/dealer.h"
+#include "planner/even_out.h"
 #include "planner/survivors.h"
 
 namespace tensorbus::planner {
@@ -42,14 +43,16 @@ class Chooser {
         places_(places),
         survivors_(std::move(survivors)),
         far_supply_of_(match.rank_sets.size()),
+        even_(match.source->rank_count),
         out_(match.classes.size(), match.boxes.size()) {}
 
   Result<ChosenPaths> Run(PlanFault* fault) && {
     for (std::uint32_t c = 0; c < match_.classes.size(); ++c) TB_RETURN_IF_ERROR(Collect(c, fault));
     const NodeShares shares =
         BalanceByNode(far_.supplies, near_.supplies, match_.source->rank_count);
-    DealAll(shares.far, &far_);
-    DealAll(shares.near, &near_);
+    DealAll(shares.far, false, &far_);
+    DealAll(shares.near, true, &near_);
+    even_.Run(far_.supplies, near_.supplies, shares, &out_);
     return std::move(out_);
   }
 
@@ -79,7 +82,7 @@ class Chooser {
     return {};
   }
 
-  void DealAll(std::span<const std::vector<std::uint64_t>> shares, Demand* demand) {
+  void DealAll(std::span<const std::vector<std::uint64_t>> shares, bool near, Demand* demand) {
     std::vector<Need>& needs = demand->needs;
     std::stable_sort(needs.begin(), needs.end(), [](const Need& a, const Need& b) {
       return std::tuple(a.supply, a.target) < std::tuple(b.supply, b.target);
@@ -90,16 +93,20 @@ class Chooser {
       std::partial_sum(ends.begin(), ends.end(), ends.begin());
       Dealer dealer(std::move(ends), &out_);
       for (; first < needs.size() && needs[first].supply == supply; ++first)
-        Deal(needs[first], demand->supplies[supply].holders, &dealer);
+        Deal(needs[first], near, demand->supplies[supply].holders, &dealer);
     }
   }
 
-  void Deal(const Need& need, const std::vector<std::uint32_t>& holders, Dealer* dealer) {
-    for (const Part& part :
-         dealer->Deal(match_.classes[need.class_index], match_.boxes[need.box], need.box)) {
-      out_.by_class[need.class_index].push_back(
-          {part.box, part.first, part.last,
-           out_.Direct({need.target, holders[part.taker], 0, false})});
+  void Deal(const Need& need, bool near, const std::vector<std::uint32_t>& holders,
+            Dealer* dealer) {
+    const TensorClass& c = match_.classes[need.class_index];
+    std::vector<Passage>& passages = out_.by_class[need.class_index];
+    for (const Part& part : dealer->Deal(c, match_.boxes[need.box], need.box)) {
+      const std::uint32_t source = holders[part.taker];
+      even_.Add({need.class_index, static_cast<std::uint32_t>(passages.size()), need.supply, source,
+                 part.bytes, near});
+      passages.push_back(
+          {part.box, part.first, part.last, out_.Direct({need.target, source, 0, false})});
     }
   }
 
@@ -117,6 +124,7 @@ class Chooser {
   Demand near_;                                              // by holders on the target's node
   std::vector<std::optional<std::uint32_t>> far_supply_of_;  // by set of ranks
   std::uint64_t total_ = 0;
+  EvenOut even_;
   ChosenPaths out_;
 };
 
@@ -140,6 +148,19 @@ std::uint32_t ChosenPaths::Direct(const RouteKey& key) {
   if (route >= direct_.size()) direct_.resize(route + 1, kNone);
   if (direct_[route] == kNone) direct_[route] = AddPath(std::span(&key, 1));
   return direct_[route];
+}
+
+bool ChosenPaths::HasRouteFrom(std::uint32_t source, std::uint32_t path) const {
+  RouteKey key = routes[paths[path].front()];
+  key.source = source;
+  return routes.Has(key);
+}
+
+std::uint32_t ChosenPaths::FromAnother(std::uint32_t path, std::uint32_t source) {
+  std::vector<RouteKey> along;
+  for (const std::uint32_t route : paths[path]) along.push_back(routes[route]);
+  along.front().source = source;
+  return along.size() == 1 ? Direct(along.front()) : AddPath(along);
 }
 
 Result<ChosenPaths> ChooseHolders(const LayoutMatch& match, const TopologyIndex& places,

@@ -40,6 +40,10 @@ class ChosenPaths {
   std::uint32_t AddPath(std::span<const RouteKey> along);
   /// The number of the path that is one route.
   std::uint32_t Direct(const RouteKey& key);
+  /// Whether there is a route from `source` to where `path` begins.
+  bool HasRouteFrom(std::uint32_t source, std::uint32_t path) const;
+  /// The number of a path like `path`, but from another source: only the first route differs.
+  std::uint32_t FromAnother(std::uint32_t path, std::uint32_t source);
 
   std::vector<std::vector<Passage>> by_class;  ///< in no particular order
   /// A box number below it is the match's; from there on it counts `cuts`.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <limits>
-#include <numeric>
 #include <tuple>
 
 #include "planner/choose.h"
@@ -41,11 +40,35 @@ void NumberBoxes(const BoxTable& known, const std::vector<Box>& cuts, ClassPlan*
   }
 }
 
-/// Gives the routes their final numbers. Returns the hop of each.
+/// Leaves out the paths that no box takes: those that it took at first, but then another.
+void DropUnusedPaths(ClassPlan* plan) {
+  constexpr std::uint32_t kUnused = std::numeric_limits<std::uint32_t>::max();
+  std::vector<std::uint32_t> renamed(plan->paths.size(), kUnused);
+  for (const std::vector<Passage>& passages : plan->passages) {
+    for (const Passage& p : passages) renamed[p.path] = 0;
+  }
+  PathTable used;
+  for (std::size_t p = 0; p < renamed.size(); ++p) {
+    if (renamed[p] == kUnused) continue;
+    const std::span<const std::uint32_t> routes = plan->paths[p];
+    used.routes.insert(used.routes.end(), routes.begin(), routes.end());
+    renamed[p] = used.Close();
+  }
+  plan->paths = std::move(used);
+  for (std::vector<Passage>& passages : plan->passages) {
+    for (Passage& p : passages) p.path = renamed[p.path];
+  }
+}
+
+/// Gives the routes that paths have their final numbers. Returns the hop of each.
 std::vector<std::uint32_t> NumberRoutes(const Numbering<RouteKey, HashOfRouteKey>& known,
                                         ClassPlan* plan) {
-  std::vector<std::uint32_t> order(known.size());
-  std::iota(order.begin(), order.end(), 0U);
+  std::vector<bool> used(known.size());
+  for (const std::uint32_t r : plan->paths.routes) used[r] = true;
+  std::vector<std::uint32_t> order;
+  for (std::uint32_t r = 0; r < used.size(); ++r) {
+    if (used[r]) order.push_back(r);
+  }
   const auto place = [&](std::uint32_t r) {
     const RouteKey& key = known[r];
     return std::tuple(key.target, key.hop > 0, key.source, key.hop);
@@ -183,6 +206,7 @@ Result<ClassPlan> BuildClassPlan(const LayoutMatch& match, const Topology& topol
   plan.classes = match.classes;
   plan.passages = std::move(chosen.by_class);
   plan.paths = std::move(chosen.paths);
+  DropUnusedPaths(&plan);
   NumberBoxes(match.boxes, chosen.cuts, &plan);
   const std::vector<std::uint32_t> hops = NumberRoutes(chosen.routes, &plan);
   FillRoutes(&plan);

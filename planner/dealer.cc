@@ -57,7 +57,8 @@ const std::vector<Part>& Dealer::Deal(const TensorClass& tensor_class, const Box
                        std::uint64_t hi) {
     if (first >= last || lo >= hi) return;
     const bool whole = hi - lo == rule.extent;
-    parts_.push_back({taker_, whole ? number : out_.Cut(box, rule.dim, lo, hi), first, last});
+    parts_.push_back({taker_, whole ? number : out_.Cut(box, rule.dim, lo, hi), first, last,
+                      rule.slice_bytes * (hi - lo)});
   };
   Mark from;
   while (from.instance < count) {

@@ -13,6 +13,7 @@ struct Part {
   std::uint32_t box = 0;    ///< as in Passage, before boxes get their final numbers
   std::uint32_t first = 0;  ///< tensors of the class: [first, last)
   std::uint32_t last = 0;
+  std::uint64_t bytes = 0;  ///< of one tensor's box
 };
 
 /// Deals boxes, in order, to takers until each has its share. So consecutive boxes go to one taker

@@ -21,6 +21,7 @@ class Numbering {
     if (is_new) values_.push_back(value);
     return at->second;
   }
+  bool Has(const Value& value) const { return numbers_.contains(value); }
   const Value& operator[](std::uint32_t number) const { return values_[number]; }
   std::size_t size() const { return values_.size(); }
 

@@ -8,6 +8,7 @@
 #include "planner/balance.h"
 #include "planner/choose.h"
 #include "planner/dealer.h"
+#include "planner/even_out.h"
 #include "planner/order_balance.h"
 #include "planner/relay_trees.h"
 #include "planner/survivors.h"
@@ -97,6 +98,7 @@ class RelayChooser {
       : match_(match),
         places_(places),
         survivors_(std::move(survivors)),
+        even_(match.source->rank_count),
         out_(match.classes.size(), match.boxes.size()) {}
 
   Result<ChosenPaths> Run(PlanFault* fault) && {
@@ -193,9 +195,10 @@ class RelayChooser {
   }
 
   Status DealAll() {
-    NodeShares shares = BalanceByNode(far_.list, near_.list, match_.source->rank_count);
-    for (auto* side : {&shares.far, &shares.near}) {
-      for (auto& ends : *side) std::partial_sum(ends.begin(), ends.end(), ends.begin());
+    const NodeShares shares = BalanceByNode(far_.list, near_.list, match_.source->rank_count);
+    NodeShares ends = shares;
+    for (auto* side : {&ends.far, &ends.near}) {
+      for (auto& sums : *side) std::partial_sum(sums.begin(), sums.end(), sums.begin());
     }
     far_.dealt.resize(far_.list.size());
     near_.dealt.resize(near_.list.size());
@@ -204,15 +207,15 @@ class RelayChooser {
     for (std::size_t g = 0; g < groups_.size(); ++g) {
       const Group& group = groups_[g];
       Supplies& supplies = group.near ? near_ : far_;
-      const std::vector<std::uint64_t>& ends =
-          (group.near ? shares.near : shares.far)[group.supply];
       std::uint64_t& dealt = supplies.dealt[group.supply];
       const std::vector<std::uint64_t> tree_bytes =
           BytesByTree(group.trees, orders.Share(group.trees, group.bytes));
-      TB_RETURN_IF_ERROR(Deal(
-          group, WaysOf(group, g, tree_bytes, dealt, supplies.list[group.supply].holders, ends)));
+      TB_RETURN_IF_ERROR(
+          Deal(group, WaysOf(group, g, tree_bytes, dealt, supplies.list[group.supply].holders,
+                             (group.near ? ends.near : ends.far)[group.supply])));
       dealt += group.bytes;
     }
+    even_.Run(far_.list, near_.list, shares, &out_);
     return {};
   }
 
@@ -222,13 +225,16 @@ class RelayChooser {
     Dealer dealer(std::move(ends), &out_);
     std::vector<std::optional<std::uint32_t>> paths(ways.size());  // of those that get something
     for (const GroupNeed& need : group.needs) {
+      std::vector<Passage>& passages = out_.by_class[need.class_index];
       for (const Part& part :
            dealer.Deal(match_.classes[need.class_index], match_.boxes[need.box], need.box)) {
         copies_ += group.target_count;
         if (copies_ > kMaxPlanParts) return TooManyCopies();
         std::optional<std::uint32_t>& path = paths[part.taker];
         if (!path) path = AddPath(group.trees, ways[part.taker]);
-        out_.by_class[need.class_index].push_back({part.box, part.first, part.last, *path});
+        even_.Add({need.class_index, static_cast<std::uint32_t>(passages.size()), group.supply,
+                   ways[part.taker].holder, part.bytes, group.near});
+        passages.push_back({part.box, part.first, part.last, *path});
       }
     }
     return {};
@@ -259,6 +265,7 @@ class RelayChooser {
   std::vector<Group> groups_;
   std::uint64_t total_ = 0;
   std::uint64_t copies_ = 0;  // made by trees, of a run of tensors each
+  EvenOut even_;
   ChosenPaths out_;
 };
 

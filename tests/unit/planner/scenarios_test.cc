@@ -18,26 +18,39 @@ namespace {
 using Json = nlohmann::json;
 using Bytes = std::vector<std::uint64_t>;
 
-class Scenarios : public ::testing::TestWithParam<std::string> {};
+class Scenarios : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    const std::string folder = TENSORBUS_MANIFESTS "/";
+    ASSERT_OK_AND_ASSIGN(const LayoutBook book, formats::ReadLayoutBook(folder + "layouts.json"));
+    const auto found = std::find_if(
+        book.scenarios.begin(), book.scenarios.end(),
+        [](const Scenario& scenario) { return scenario.id.compare(0, 3, GetParam()) == 0; });
+    ASSERT_NE(found, book.scenarios.end());
+    ASSERT_OK_AND_ASSIGN(const Manifest manifest,
+                         formats::ReadManifest(folder + found->manifest + ".json.gz"));
+    ASSERT_OK_AND_ASSIGN(source, ResolveTemplate(book, found->source, manifest));
+    ASSERT_OK_AND_ASSIGN(target, ResolveTemplate(book, found->target, manifest));
+    topology = DefaultTopology(source.rank_count, target.rank_count, found->colocated);
+    std::ifstream file(folder + "expected_bytes.json");
+    want = Json::parse(file).at(found->id);
+  }
+
+  JobLayout source;
+  JobLayout target;
+  Topology topology;
+  Json want;
+};
+
+std::uint64_t MaxOf(const Bytes& bytes) {
+  return bytes.empty() ? 0 : *std::max_element(bytes.begin(), bytes.end());
+}
 
 TEST_P(Scenarios, AgreeWithTheReferenceFigures) {
-  const std::string folder = TENSORBUS_MANIFESTS "/";
-  ASSERT_OK_AND_ASSIGN(const LayoutBook book, formats::ReadLayoutBook(folder + "layouts.json"));
-  const auto found = std::find_if(
-      book.scenarios.begin(), book.scenarios.end(),
-      [](const Scenario& scenario) { return scenario.id.compare(0, 3, GetParam()) == 0; });
-  ASSERT_NE(found, book.scenarios.end());
-  ASSERT_OK_AND_ASSIGN(const Manifest manifest,
-                       formats::ReadManifest(folder + found->manifest + ".json.gz"));
-  ASSERT_OK_AND_ASSIGN(const JobLayout source, ResolveTemplate(book, found->source, manifest));
-  ASSERT_OK_AND_ASSIGN(const JobLayout target, ResolveTemplate(book, found->target, manifest));
-  const Topology topology = DefaultTopology(source.rank_count, target.rank_count, found->colocated);
   ASSERT_OK_AND_ASSIGN(const Plan plan, BuildPlan(source, target, topology));
   ASSERT_OK_AND_ASSIGN(const Certificate certificate, CheckPlan(source, target, topology, plan));
   ASSERT_OK_AND_ASSIGN(const PlanFigures figures, FiguresOf(source, target, topology, plan));
 
-  std::ifstream file(folder + "expected_bytes.json");
-  const Json want = Json::parse(file).at(found->id);
   EXPECT_EQ(source.rank_count, want["source_world"]);
   EXPECT_EQ(target.rank_count, want["target_world"]);
   EXPECT_EQ(target.tensors.size(), want["tensors"]);
@@ -64,6 +77,21 @@ TEST_P(Scenarios, AgreeWithTheReferenceFigures) {
   const Bytes node_in = want["node_in_min"].get<Bytes>();
   ASSERT_EQ(figures.node_in_bytes.size(), node_in.size());
   for (std::size_t n = 0; n < node_in.size(); ++n) EXPECT_GE(figures.node_in_bytes[n], node_in[n]);
+}
+
+TEST_P(Scenarios, WithRelaysEachByteIsSentAboutOnce) {
+  ASSERT_OK_AND_ASSIGN(const Plan plan,
+                       BuildPlan(source, target, topology, nullptr, {.relays = true}));
+  EXPECT_OK(CheckPlan(source, target, topology, plan));
+  ASSERT_OK_AND_ASSIGN(const PlanFigures figures, FiguresOf(source, target, topology, plan));
+  const double least =
+      want["send_minmax_once"][0].get<double>() / want["send_minmax_once"][1].get<double>();
+  EXPECT_LE(static_cast<double>(MaxOf(figures.send_bytes)), least * 1.05 + 1e-6);
+  const Bytes node_in = want["node_in_min"].get<Bytes>();
+  ASSERT_EQ(figures.node_in_bytes.size(), node_in.size());
+  for (std::size_t n = 0; n < node_in.size(); ++n)
+    EXPECT_LE(figures.node_in_bytes[n] * 100, node_in[n] * 102) << "node " << n;
+  EXPECT_LE(figures.max_send_bytes * 10, MaxOf(figures.recv_bytes) * 11);
 }
 
 std::vector<std::string> Ids(char letter, int count) {
