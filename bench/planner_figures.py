@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
+import re
 import subprocess
 from pathlib import Path
 
@@ -72,13 +74,19 @@ def steps(results: Path) -> list[str]:
     return table(["scenario, ms", *STEPS], [[scenario, *(f"{of[step]:.1f}" if step in of else "-" for step in STEPS)] for scenario, of in times.items()])
 
 
+def machine() -> str:
+    """The processor's model and how many cores it has."""
+    names = re.findall(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+    return f"{names[0] if names else platform.machine()} ({os.cpu_count()} cores)"
+
+
 def page(args: argparse.Namespace) -> str:
     expected = json.loads((ROOT / "share" / "manifests" / "expected_bytes.json").read_text(encoding="utf-8"))
     lines = [
         "# Planner figures", "",
         "Every scenario of `share/manifests`; written by `bench/planner_figures.py`. Byte figures are exact and the same on",
         "every machine; their bounds were computed by other programs (`share/manifests/layouts.md`, section 6). Seconds of planning and checking are of",
-        f"one core of a {platform.machine()} machine. \"Predicted\" is what `tensorbusctl simulate` expects on cluster `{args.cluster}`: a **prediction** from",
+        f"one core of {machine()}. \"Predicted\" is what `tensorbusctl simulate` expects on cluster `{args.cluster}`: a **prediction** from",
         "line rates and message costs, nothing was measured; \"held by\" is the bound next below it ([planner.md](planner.md#prediction)), \"fp8 wire\" the same",
         "with linear layers as fp8 and a scale for each block of 128 x 128. The tiny scenarios are nothing but message costs.", "",
         "## Without relays", "", *scenarios(args, expected, "off"), "",
