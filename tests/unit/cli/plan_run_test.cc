@@ -60,9 +60,9 @@ TEST_F(PlanRunTest, ReportsTheFiguresOfTwoFiles) {
   ASSERT_EQ(Run(), 0);
   EXPECT_EQ(json_["tensors"], 2);
   EXPECT_EQ(json_["unique_bytes"], 20);
-  EXPECT_EQ(json_["recv_bytes"], Json({20}));
-  EXPECT_EQ(json_["relay_bytes"], Json({0}));
-  EXPECT_EQ(json_["node_in_bytes"], Json({20}));
+  EXPECT_EQ(json_["recv_bytes"], Json::array({20}));
+  EXPECT_EQ(json_["relay_bytes"], Json::array({0}));
+  EXPECT_EQ(json_["node_in_bytes"], Json::array({20}));
   EXPECT_EQ(json_["lower_bound_bytes"], 20);
   EXPECT_EQ(json_["rounds"], 2);
   EXPECT_EQ(json_["certificate"]["valid"], true);
@@ -98,14 +98,14 @@ TEST_F(PlanRunTest, RelaysWhereAskedForAndWhereTheyPay) {
   options_.ops = folder_ / "ops";
   ASSERT_EQ(Run(), 0);
   EXPECT_EQ(json_["relays"], "off");
-  EXPECT_EQ(json_["send_bytes"], Json({64}));
+  EXPECT_EQ(json_["send_bytes"], Json::array({64}));
   EXPECT_EQ(json_["lower_bound_bytes"], 64);
   options_.relays = "on";
   ASSERT_EQ(Run(), 0);
   EXPECT_EQ(json_["relays"], "on");
-  EXPECT_EQ(json_["send_bytes"], Json({32}));
-  EXPECT_EQ(json_["recv_bytes"], Json({32, 32}));
-  EXPECT_EQ(json_["node_in_bytes"], Json({32}));
+  EXPECT_EQ(json_["send_bytes"], Json::array({32}));
+  EXPECT_EQ(json_["recv_bytes"], Json::array({32, 32}));
+  EXPECT_EQ(json_["node_in_bytes"], Json::array({32}));
   EXPECT_EQ(json_["max_send_bytes"], 32);
   EXPECT_EQ(json_["lower_bound_bytes"], 32);
   std::ifstream file(folder_ / "ops");
@@ -130,11 +130,11 @@ TEST_F(PlanRunTest, ExplainsOneTensor) {
   ASSERT_EQ(Run(), 0);
   EXPECT_EQ(json_["explain"]["ops"].size(), 2U);
   EXPECT_THAT(err_, HasSubstr("target    0 <- source    1"));
-  EXPECT_EQ(json_["explain"]["ops"][0]["holders"], Json({0}));
+  EXPECT_EQ(json_["explain"]["ops"][0]["holders"], Json::array({0}));
   EXPECT_EQ(json_["explain"]["ops"][0]["why"], "the only holder");
   options_.explain = "s";  // whole on both sources
   ASSERT_EQ(Run(), 0);
-  EXPECT_EQ(json_["explain"]["ops"][0]["holders"], Json({0, 1}));
+  EXPECT_EQ(json_["explain"]["ops"][0]["holders"], Json::array({0, 1}));
   EXPECT_THAT(json_["explain"]["ops"][0]["why"].get<std::string>(),
               HasSubstr("one of 2 holders, by load"));
   options_.transfer.topology =
@@ -163,8 +163,8 @@ TEST_F(PlanRunTest, TopologyMakesCopiesLocal) {
   options_.transfer.topology = Write("t.json", R"json({"nodes": [{"source": [0, 1], "target": [0]}],
                                           "same_device": [[1, 0]]})json");
   ASSERT_EQ(Run(), 0);
-  EXPECT_EQ(json_["local_bytes"], Json({12}));
-  EXPECT_EQ(json_["node_in_bytes"], Json({0}));
+  EXPECT_EQ(json_["local_bytes"], Json::array({12}));
+  EXPECT_EQ(json_["node_in_bytes"], Json::array({0}));
   options_.transfer.topology = Write("t.json", R"json({"same_device": [[2, 0]]})json");
   EXPECT_EQ(Run(), 2);
   EXPECT_THAT(err_, HasSubstr("source rank 2"));
@@ -191,7 +191,7 @@ TEST_F(PlanRunTest, APlanThatCannotBeExitsWithOneAndDetails) {
   EXPECT_EQ(json_["error"]["reason"], "no_holder");
   EXPECT_EQ(json_["error"]["rank"], 0);
   EXPECT_EQ(json_["error"]["box"], Json::parse("[[3, 4]]"));
-  EXPECT_EQ(json_["error"]["candidates"], Json({0, 1}));
+  EXPECT_EQ(json_["error"]["candidates"], Json::array({0, 1}));
 }
 
 TEST_F(PlanRunTest, BadInputAndUsageExitWithTwo) {
