@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "tensorbus/kernels/copy.h"
+#include "tests/testing/deadline.h"
 #include "tests/testing/random_blocks.h"
 #include "tests/testing/status_matchers.h"
 #include "worker_shim/bucket_service.h"
@@ -17,13 +18,10 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using testing::In;
 using testing::IsStatus;
 using testing::Random;
 using transport::ForeignPart;
-
-TimePoint In(Nanos duration) {
-  return std::chrono::steady_clock::now() + duration;
-}
 
 /// A worker that serves orders one after the other, in a thread of its own, while it is told to.
 class ServingWorker {

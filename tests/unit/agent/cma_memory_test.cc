@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "tensorbus/kernels/copy.h"
+#include "tests/testing/deadline.h"
 #include "tests/testing/random_blocks.h"
 #include "tests/testing/status_matchers.h"
 
@@ -19,13 +20,10 @@ namespace {
 
 using testing::IsStatus;
 using testing::Random;
+using testing::Soon;
 using transport::ForeignPart;
 
 constexpr std::uint64_t kArenaBytes = std::uint64_t{8} << 20;
-
-TimePoint Soon() {
-  return std::chrono::steady_clock::now() + std::chrono::seconds(20);
-}
 
 /// Private memory, and a child process that has a copy of it at the same address.
 class Owner {

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tests/testing/deadline.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_dir.h"
 
@@ -18,11 +19,8 @@ namespace tensorbus::agent {
 namespace {
 
 using testing::IsStatus;
+using testing::Soon;
 using wire::MessageType;
-
-TimePoint Soon() {
-  return std::chrono::steady_clock::now() + std::chrono::seconds(10);
-}
 
 /// A server whose handler writes down what it hears.
 class WorkerServerTest : public ::testing::Test {

@@ -6,20 +6,18 @@
 #include <gtest/gtest.h>
 
 #include "tensorbus/cli/programs.h"
+#include "tests/testing/deadline.h"
 #include "tests/testing/status_matchers.h"
 
 namespace tensorbus::cli {
 namespace {
 
+using testing::In;
 using testing::IsStatus;
 using namespace std::chrono_literals;
 
 CrewSpec Shell(const std::string& script, bool speaks = false) {
   return {.name = "shell", .argv = {"/bin/sh", "-c", script}, .speaks = speaks};
-}
-
-TimePoint In(Nanos timeout) {
-  return Clock::Real().Now() + timeout;
 }
 
 TEST(BenchCrew, NamesAProcessThatEnds) {

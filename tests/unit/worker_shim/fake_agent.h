@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tensorbus/base/mapping.h"
+#include "tests/testing/deadline.h"
 #include "tests/testing/status_matchers.h"
 #include "worker_shim/framing.h"
 
@@ -133,8 +134,6 @@ class FakeAgent {
 
   const std::vector<wire::AttachSegment>& attached() const { return attached_; }
   const std::vector<UniqueFd>& attached_fds() const { return attached_fds_; }
-
-  static TimePoint Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(10); }
 
  private:
   std::string folder_;

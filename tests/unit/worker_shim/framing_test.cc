@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "tensorbus/base/mapping.h"
+#include "tests/testing/deadline.h"
 #include "tests/testing/status_matchers.h"
 
 namespace tensorbus::wire {
@@ -28,7 +29,6 @@ class Framing : public ::testing::Test {
     there_.reset(ends[1]);
   }
 
-  static TimePoint Soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(10); }
   static TimePoint Now() { return std::chrono::steady_clock::now(); }
   static std::vector<std::byte> Body(std::size_t size) {
     std::vector<std::byte> body(size);
@@ -74,10 +74,10 @@ TEST_F(Framing, CarriesFramesInOrder) {
   ASSERT_OK(writer_.Add(MessageType::kPublish, 2, Body(100)));
   ASSERT_OK(writer_.Add(MessageType::kPing, 3, Body(1)));
   EXPECT_EQ(writer_.queued_bytes(), 3 * sizeof(FrameHeader) + 101);
-  ASSERT_OK(FlushBefore(here_.get(), writer_, Soon()));
+  ASSERT_OK(FlushBefore(here_.get(), writer_, testing::Soon()));
   EXPECT_EQ(writer_.queued_bytes(), 0U);
   for (const std::uint64_t request : {1U, 2U, 3U}) {
-    ASSERT_OK_AND_ASSIGN(const Frame frame, ReadBefore(there_.get(), reader_, Soon()));
+    ASSERT_OK_AND_ASSIGN(const Frame frame, ReadBefore(there_.get(), reader_, testing::Soon()));
     EXPECT_EQ(frame.request, request);
     if (request == 2) {
       EXPECT_EQ(frame.type, MessageType::kPublish);
@@ -96,15 +96,15 @@ TEST_F(Framing, CarriesDescriptorsWithTheirFrame) {
     ASSERT_OK(writer_.Add(MessageType::kAttachSegment, 1, Body(40), std::move(fds)));
     ASSERT_OK(writer_.Add(MessageType::kPing, 2, {}));
   }
-  ASSERT_OK(FlushBefore(here_.get(), writer_, Soon()));
+  ASSERT_OK(FlushBefore(here_.get(), writer_, testing::Soon()));
   for (const off_t size : {4096, 8192}) {
-    ASSERT_OK_AND_ASSIGN(const Frame frame, ReadBefore(there_.get(), reader_, Soon()));
+    ASSERT_OK_AND_ASSIGN(const Frame frame, ReadBefore(there_.get(), reader_, testing::Soon()));
     ASSERT_EQ(frame.fds.size(), 1U);
     struct stat info = {};
     ASSERT_EQ(::fstat(frame.fds[0].get(), &info), 0);
     EXPECT_EQ(info.st_size, size);
     EXPECT_NE(::fcntl(frame.fds[0].get(), F_GETFD) & FD_CLOEXEC, 0);
-    ASSERT_OK_AND_ASSIGN(const Frame ping, ReadBefore(there_.get(), reader_, Soon()));
+    ASSERT_OK_AND_ASSIGN(const Frame ping, ReadBefore(there_.get(), reader_, testing::Soon()));
     EXPECT_TRUE(ping.fds.empty());
   }
 }
@@ -114,8 +114,8 @@ TEST_F(Framing, CarriesABodyLargerThanTheSocket) {
   ASSERT_OK(writer_.Add(MessageType::kRegister, 9, body));
   ASSERT_OK_AND_ASSIGN(const bool done, writer_.Flush(here_.get()));
   EXPECT_FALSE(done);
-  std::jthread sender([&] { EXPECT_OK(FlushBefore(here_.get(), writer_, Soon())); });
-  ASSERT_OK_AND_ASSIGN(const Frame frame, ReadBefore(there_.get(), reader_, Soon()));
+  std::jthread sender([&] { EXPECT_OK(FlushBefore(here_.get(), writer_, testing::Soon())); });
+  ASSERT_OK_AND_ASSIGN(const Frame frame, ReadBefore(there_.get(), reader_, testing::Soon()));
   EXPECT_EQ(frame.body, body);
 }
 
