@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -26,7 +27,11 @@ struct PlacedBlock {
 };
 
 inline void FillRandom(Random& random, std::vector<std::byte>& memory) {
-  for (std::byte& byte : memory) byte = static_cast<std::byte>(random());
+  constexpr std::size_t kWord = sizeof(Random::result_type);
+  for (std::size_t i = 0; i < memory.size(); i += kWord) {
+    const Random::result_type word = random();
+    std::memcpy(&memory[i], &word, std::min(kWord, memory.size() - i));
+  }
 }
 
 /// A box of a made-up tensor, as a block without memory: extents, item size, key and the place in

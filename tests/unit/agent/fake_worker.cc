@@ -238,27 +238,36 @@ std::uint64_t LinearIndex(const Box& box, const Shape& shape, std::uint64_t i) {
   return linear;
 }
 
+/// Calls `visit(i, linear)` for every element of a box: its place there and in the logical tensor.
+template <typename Visit>
+void ForEachElement(const Box& box, const Shape& shape, const Visit& visit) {
+  const std::uint64_t row = box.rank() == 0 ? 1 : box[box.rank() - 1].size();
+  for (std::uint64_t i = 0; i < box.volume(); i += row) {
+    const std::uint64_t linear = LinearIndex(box, shape, i);
+    for (std::uint64_t k = 0; k < row; ++k) visit(i + k, linear + k);
+  }
+}
+
 }  // namespace
 
 void FakeWorker::Fill(std::uint32_t seed) {
-  for (std::size_t p = 0; p < registration.pieces.size(); ++p) {
-    const Piece& piece = registration.pieces[p];
-    const Shape& shape = registration.tensors[piece.tensor].shape;
-    for (std::uint64_t i = 0; i < ElementCount(p); ++i) {
-      At(p, i) = ValueAt(LinearIndex(piece.box, shape, i) + piece.tensor * 7919, seed);
-    }
+  for (const Piece& piece : registration.pieces) {
+    auto* values = reinterpret_cast<float*>(arena_.data() + piece.offset);
+    ForEachElement(piece.box, registration.tensors[piece.tensor].shape,
+                   [&](std::uint64_t i, std::uint64_t linear) {
+                     values[i] = ValueAt(linear + piece.tensor * 7919, seed);
+                   });
   }
 }
 
 std::uint64_t FakeWorker::CountWrong(std::uint32_t seed) const {
   std::uint64_t wrong = 0;
   for (const Piece& piece : registration.pieces) {
-    const Shape& shape = registration.tensors[piece.tensor].shape;
     const auto* values = reinterpret_cast<const float*>(arena_.data() + piece.offset);
-    for (std::uint64_t i = 0; i < piece.box.volume(); ++i) {
-      const float want = ValueAt(LinearIndex(piece.box, shape, i) + piece.tensor * 7919, seed);
-      if (values[i] != want) ++wrong;
-    }
+    ForEachElement(piece.box, registration.tensors[piece.tensor].shape,
+                   [&](std::uint64_t i, std::uint64_t linear) {
+                     if (values[i] != ValueAt(linear + piece.tensor * 7919, seed)) ++wrong;
+                   });
   }
   return wrong;
 }
