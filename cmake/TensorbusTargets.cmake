@@ -2,6 +2,14 @@
 
 include(GNUInstallDirs)
 
+# In a folder that moves or compares bytes one by one. Sanitizer builds are not optimised otherwise, which halves the time
+# they take; these loops would lose more than that in their tests.
+macro(tensorbus_optimize_when_sanitized)
+  if(TENSORBUS_SANITIZE)
+    add_compile_options(-O1)
+  endif()
+endmacro()
+
 # tensorbus_library(NAME planner SRCS a.cc DEPS tensorbus::types [PRIVATE_DEPS ...])
 function(tensorbus_library)
   cmake_parse_arguments(ARG "" "NAME" "SRCS;DEPS;PRIVATE_DEPS" ${ARGN})

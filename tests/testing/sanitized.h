@@ -8,7 +8,10 @@ namespace tensorbus::testing {
 
 /// Whether this program runs under a sanitizer: many times slower, and freed memory is kept for a
 /// while, so that speed, size and memory in use say little.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(__has_feature)  // clang
+inline constexpr bool kSanitized =
+    __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
+#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kSanitized = true;
 #else
 inline constexpr bool kSanitized = false;
