@@ -351,12 +351,13 @@ std::optional<std::uint32_t> TargetStream::DamagedBlock(const PullWindow& window
                                [&](const BlockPart& part) { parts.push_back(part); });
   if (parts.size() == 1) return parts[0].block;
   if (window.pull->state.options().proof == Proof::kOff) return std::nullopt;
-  const std::byte* packed = buffer_.bytes().data();
+  std::uint64_t packed = 0;  // bytes of the window before this part, for memory not in reach
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const auto& [block, range] = parts[i];
+    const StridedBlock& placed = end.blocks[block];
     const DigestSum arrived = end.memory == nullptr
-                                  ? kernels::DigestRange(end.blocks[block], range)
-                                  : DigestPacked(end.blocks[block], range, packed);
+                                  ? kernels::DigestRange(placed, range)
+                                  : DigestPacked(placed, range, buffer_.bytes().data() + packed);
     if (arrived.a != trailer.parts[i].a || arrived.b != trailer.parts[i].b) return block;
     packed += range.count;
   }
