@@ -347,8 +347,8 @@ const std::string& Agent::socket_path() const {
   return core_->socket_path();
 }
 
-// Workers first (they see the end of their stream), then sessions, then the threads that may still
-// work for them, then the executor that all of these post to.
+// Workers first (they hear why, and see the end of their stream), then sessions, then the threads
+// that may still work for them, then the executor that all of these post to.
 void Agent::Stop() {
   if (core_ == nullptr) return;
   StopGuard guard("agent", kStopLimit);

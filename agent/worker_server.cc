@@ -174,6 +174,8 @@ void WorkerServer::Stop() {
   order.what = Order::What::kStop;
   shared_->Add(std::move(order));
   thread_.join();
+  const Status why(Code::kUnavailable, "the agent was stopped", Reason::kPeerLost);
+  for (const auto& [key, connection] : connections_) TellWhy(*connection, why);
   connections_.clear();
 }
 
@@ -259,6 +261,7 @@ void WorkerServer::TakeOrders() {
         Flush(connection);
         break;
       case Order::What::kOverrun:
+        if (connection.closing) break;
         BreakOff(connection,
                  Overrun(fmt::format("more frames wait for the workers than the {} with {} bytes "
                                      "that are kept",
@@ -430,8 +433,14 @@ void WorkerServer::Drop(ConnectionId id, std::string why) {
   });
 }
 
-// Who has said nothing yet waits for a Welcome.
 void WorkerServer::BreakOff(Connection& connection, const Status& why) {
+  TellWhy(connection, why);
+  Drop(connection.id, why.message());
+}
+
+// Who has said nothing yet waits for a Welcome.
+void WorkerServer::TellWhy(Connection& connection, const Status& why) {
+  if (connection.closing) return;  // its last frame is queued or sent
   wire::Welcome refusal;
   refusal.status = why;
   const Status added =
@@ -441,7 +450,6 @@ void WorkerServer::BreakOff(Connection& connection, const Status& why) {
   if (added.ok()) {
     [[maybe_unused]] const auto flushed = connection.writer.Flush(connection.socket.get());
   }
-  Drop(connection.id, why.message());
 }
 
 void WorkerServer::DropLate() {

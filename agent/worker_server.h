@@ -72,7 +72,8 @@ class WorkerServer {
   /// Sends what is queued before, for at most a second, then closes. on_closed gets `why`.
   void Close(ConnectionId connection, std::string why);
 
-  /// Closes every connection without telling the handler and joins the thread. Idempotent.
+  /// Joins the thread and closes every connection. The workers hear that the agent was stopped, as
+  /// far as their sockets take that at once; the handler hears nothing. Idempotent.
   void Stop();
 
  private:
@@ -99,8 +100,10 @@ class WorkerServer {
   /// The connection may be gone after it, as after Read() and Flush().
   void Watch(Connection& connection);
   void Drop(ConnectionId id, std::string why);
-  /// Tells the worker before; never waits for it to read that.
+  /// Tells the worker, then closes. The connection is gone after it.
   void BreakOff(Connection& connection, const Status& why);
+  /// Sends the worker its last frame, unless it has that; never waits for it to read.
+  void TellWhy(Connection& connection, const Status& why);
   void DropLate();
   std::string WhyEnded(const Connection& connection, const Status& status) const;
 
@@ -109,7 +112,7 @@ class WorkerServer {
   std::shared_ptr<Shared> shared_;
   LocalListener listener_;
   UniqueFd epoll_;
-  // Confined to the thread.
+  // Confined to the thread; Stop() has them once it has joined that.
   std::unordered_map<std::uint64_t, std::unique_ptr<Connection>> connections_;
   std::uint64_t next_connection_ = 1;
   std::optional<TimePoint> accept_again_;  ///< while paused

@@ -70,6 +70,15 @@ TEST_F(AgentBus, FiftyRefreshesLeaveDescriptorsAndMemoryFlat) {
   EXPECT_EQ(::access(dir_.Join("a.sock").c_str(), F_OK), -1);
 }
 
+TEST_F(AgentBus, AnAgentThatIsStoppedTellsItsWorkers) {
+  StartDaemon();
+  StartAgent("a");
+  const FakeWorker& worker = Add("a", Trainer(0, 1), BoxOf({0, kRows}, {0, kColumns}));
+  EXPECT_EQ(agents_[0]->Kill(SIGTERM), 0) << "ends cleanly";
+  EXPECT_TRUE(Soon([&worker] { return worker.broken_off().message() == "the agent was stopped"; }))
+      << worker.broken_off();
+}
+
 TEST_F(AgentBus, ADaemonThatIsKilledAndComesBackIsToldEverything) {
   StartDaemon();
   StartAgent("a");

@@ -82,10 +82,10 @@ class WorkerServerTest : public ::testing::Test {
     }
     return frames_.size();
   }
-  void AwaitOpened() {
+  void AwaitOpened(std::size_t count = 1) {
     const TimePoint deadline = Soon();
     MutexLock lock(mutex_);
-    while (opened_.empty() && changed_.WaitUntil(mutex_, deadline)) {
+    while (opened_.size() < count && changed_.WaitUntil(mutex_, deadline)) {
     }
   }
   /// What the connection is told before it ends: a Welcome, or a BrokenOff.
@@ -185,6 +185,21 @@ TEST_F(WorkerServerTest, TellsWhoBreaksTheFramingAfterItsHello) {
   SendTooLong(fd);
   EXPECT_THAT(LastWord(fd, MessageType::kBrokenOff),
               IsStatus(Code::kInvalidArgument, Reason::kMalformed));
+}
+
+TEST_F(WorkerServerTest, TellsWhoIsConnectedThatItIsStopped) {
+  Start();
+  const UniqueFd fd = Connect();
+  Send(fd, MessageType::kGoodbye, 0);
+  ASSERT_EQ(AwaitFrames(1), 1U);
+  const UniqueFd silent = Connect();
+  AwaitOpened(2);
+  server_->Stop();
+  for (const Status& why :
+       {LastWord(fd, MessageType::kBrokenOff), LastWord(silent, MessageType::kWelcome)}) {
+    EXPECT_THAT(why, IsStatus(Code::kUnavailable, Reason::kPeerLost));
+    EXPECT_EQ(why.message(), "the agent was stopped");
+  }
 }
 
 TEST_F(WorkerServerTest, ClosesWhoConnectsAndSaysNothing) {
