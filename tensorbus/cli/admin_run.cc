@@ -133,7 +133,7 @@ int RunStatus(const AdminOptions& options, const WatchOptions& watch, std::ostre
               std::ostream& err) {
   const auto show = [&](const proto::StatusReply& reply) {
     if (options.json) {
-      out << ToJson(reply).dump() << '\n';
+      out << Dump(ToJson(reply)) << '\n';
     } else {
       PrintStatus(reply, err);
     }
@@ -163,7 +163,7 @@ int RunVersions(const AdminOptions& options, const std::string& channel, std::os
   return Ask(options, &rpc::AdminClient::GetVersions, request, out, err,
              [&](const proto::VersionsReply& reply) {
                if (options.json) {
-                 out << ToJson(reply).dump() << '\n';
+                 out << Dump(ToJson(reply)) << '\n';
                  return kExitFine;
                }
                Table table({"CHANNEL", "VERSION", "STATE", "KEPT AS", "RANKS", "AGE", "LIVE AT"});
@@ -192,18 +192,17 @@ int RunRollback(const AdminOptions& options, const std::string& channel, std::ui
   proto::RollbackRequest request;
   request.set_channel(channel);
   request.set_version(version);
-  return Ask(
-      options, &rpc::AdminClient::Rollback, request, out, err,
-      [&](const proto::RollbackReply& reply) {
-        if (options.json) {
-          out << OrderedJson{{"version", version}, {"replicas", reply.replica_count()}}.dump()
-              << '\n';
-        }
-        err << fmt::format(
-            "version {} is what replicas get now; {} will have it after the next request\n",
-            version, Count(reply.replica_count(), "replica"));
-        return kExitFine;
-      });
+  return Ask(options, &rpc::AdminClient::Rollback, request, out, err,
+             [&](const proto::RollbackReply& reply) {
+               if (options.json) {
+                 out << Dump(OrderedJson{{"version", version}, {"replicas", reply.replica_count()}})
+                     << '\n';
+               }
+               err << fmt::format(
+                   "version {} is what replicas get now; {} will have it after the next request\n",
+                   version, Count(reply.replica_count(), "replica"));
+               return kExitFine;
+             });
 }
 
 int RunExplain(const AdminOptions& options, const std::string& channel, const std::string& tensor,
@@ -216,7 +215,7 @@ int RunExplain(const AdminOptions& options, const std::string& channel, const st
                const Status fault = rpc::FromProto(reply.error());
                if (!fault.ok()) return Fail(options, fault, out, err);
                if (options.json) {
-                 out << ToJson(reply).dump() << '\n';
+                 out << Dump(ToJson(reply)) << '\n';
                  return kExitFine;
                }
                err << fmt::format("{}  {} [{}]\n", Printable(tensor), Printable(reply.dtype()),
@@ -247,7 +246,7 @@ int RunWhoIsMissing(const AdminOptions& options, std::ostream& out, std::ostream
       options, &rpc::AdminClient::WhoIsMissing, proto::WhoIsMissingRequest(), out, err,
       [&](const proto::WhoIsMissingReply& reply) {
         if (options.json) {
-          out << ToJson(reply).dump() << '\n';
+          out << Dump(ToJson(reply)) << '\n';
           return kExitFine;
         }
         Table table({"WAITS", "FOR", "SINCE", "REMEDY"});
@@ -271,7 +270,7 @@ int RunVerify(const AdminOptions& options, const std::string& channel, std::uint
   request.set_timeout_ms(static_cast<std::uint64_t>(options.timeout_seconds * 1000 * kAnswerShare));
   return Ask(options, &rpc::AdminClient::Verify, request, out, err,
              [&](const proto::VerifyReply& reply) {
-               if (options.json) out << ToJson(reply).dump() << '\n';
+               if (options.json) out << Dump(ToJson(reply)) << '\n';
                const bool colours = Colourful(err);
                err << fmt::format("{}: version {} at {}, {}, {} digested\n",
                                   reply.equal() ? Paint("equal", Colour::kGreen, colours)
@@ -289,7 +288,7 @@ int RunTrace(const AdminOptions& options, const std::string& path, std::ostream&
              std::ostream& err) {
   return Ask(options, &rpc::AdminClient::Trace, proto::TraceRequest(), out, err,
              [&](const proto::TraceReply& reply) {
-               const Status written = WriteFile(ToTraceJson(reply).dump() + "\n", path);
+               const Status written = WriteFile(Dump(ToTraceJson(reply)) + "\n", path);
                if (!written.ok())
                  return Fail(options, written.Annotate("writing the trace"), out, err);
                const Status fault = rpc::FromProto(reply.error());
