@@ -17,8 +17,8 @@ inline constexpr int kExitFine = 0;
 inline constexpr int kExitFailed = 1;
 inline constexpr int kExitUsage = 2;
 
-/// How a command ends that could not do what it was asked with the layouts and files that it was
-/// given: whether they are at fault, or what became of them.
+/// How a command ends that plans from layouts and files: kExitUsage when these are at fault,
+/// kExitFailed when they are fine but cannot be planned, or something broke.
 int ExitCodeFor(const Status& status);
 
 /// Adds one command with its flags to `app`. When it is chosen, it runs during parsing and leaves
