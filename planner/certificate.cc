@@ -181,6 +181,7 @@ class Checker {
   Status CheckRelay(const Route& route) {
     for (const RouteOp& op : std::span(plan_.ops).subspan(route.first_op, route.op_count)) {
       const std::uint32_t at = need_of_[op.tensor];
+      // Then none of it arrives, or SortOps() had refused it: a fault, since no box is empty.
       if (at == kNotNeeded) return CheckPassedOn(target_, plan_, {}, route, op);
       const std::uint32_t proven = needs_[at].proven;
       Need& need = needs_[proven];

@@ -21,7 +21,8 @@ struct RouteKey {
 
 struct HashOfRouteKey {
   std::size_t operator()(const RouteKey& key) const noexcept {
-    // Odd factors of about 2^64 divided by the golden ratio and its powers spread small numbers.
+    // Odd factors with bits all over spread small numbers: 2^64 divided by the golden ratio, and a
+    // prime of xxHash. Not Checksum64(), as for boxes: there is padding between the fields.
     const std::uint64_t ranks = std::uint64_t{key.target} << 32 | key.source;
     const std::uint64_t mixed = ranks * 0x9e3779b97f4a7c15U + key.hop * 0xc2b2ae3d27d4eb4fU;
     return static_cast<std::size_t>(mixed ^ mixed >> 29);

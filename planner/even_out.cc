@@ -6,8 +6,11 @@
 namespace tensorbus::planner {
 namespace {
 
-/// So many passages are looked at for each move, of which there are no more than these.
+/// Most passages, all of which are looked at for each move, and most moves. With more of them a box
+/// that stays whole is little beside a share.
 constexpr std::size_t kSentMax = 1 << 11;
+/// Up to one part in so many above what was planned is near enough: a move may cost a route.
+constexpr std::uint64_t kNearParts = 64;
 
 }  // namespace
 
@@ -37,7 +40,7 @@ void EvenOut::Even(std::span<const Supply> supplies, const Shares& shares, std::
   const std::uint64_t most = *std::max_element(planned_.begin(), planned_.end());
   for (std::size_t moves = 0; moves < kSentMax; ++moves) {
     const auto busiest = std::max_element(loads_.begin(), loads_.end());
-    if (*busiest <= most + most / 64) break;
+    if (*busiest <= most + most / kNearParts) break;
     const auto source = static_cast<std::uint32_t>(busiest - loads_.begin());
     const Move move = BestFor(source, supplies, *sent, *chosen);
     if (move.tensors == 0) break;

@@ -24,8 +24,9 @@ struct RelayStep {
 /// another in rounds and no link idles. What a node sends to other nodes depends on the order: the
 /// last one sends nothing there.
 ///
-/// Targets that are lost are left out of the trees that there would be with them: there are no more
-/// trees for it, which those would be that suit the odd number of ranks that is left. Immutable.
+/// Targets that are lost are left out of the trees that there would be with them, and some ranks
+/// then send on a little more than they receive. Trees made for those that are left would be many
+/// more: with seven ranks on one node and eight on others, 56 starts instead of 8. Immutable.
 class RelayTrees {
  public:
   /// `nodes`: the targets by node, none empty. When `root_first`, the first node has the bytes of

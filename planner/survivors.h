@@ -18,11 +18,12 @@ class Survivors {
   const std::vector<std::uint32_t>& SourcesOf(std::uint32_t set) {
     return Left(set, lost_->sources, &sources_);
   }
-  const std::vector<std::uint32_t>& lost_targets() const { return lost_->targets; }
   /// Of a set of target ranks, those that are left.
   const std::vector<std::uint32_t>& TargetsOf(std::uint32_t set) {
     return Left(set, lost_->targets, &targets_);
   }
+  /// Ascending.
+  const std::vector<std::uint32_t>& lost_targets() const { return lost_->targets; }
 
  private:
   using ByList = std::vector<std::optional<std::vector<std::uint32_t>>>;  // by set, once asked for

@@ -63,7 +63,7 @@ class Run {
     std::uint32_t link = kNoLink;
   };
 
-  /// A feed.
+  /// A Feed with the quotient that every step needs.
   struct Inlet {
     std::uint32_t flow;
     double bytes;
