@@ -42,8 +42,8 @@ STAGES = (
     Stage("python", "Python tests", 240, stages.python_tests, quick=True, needs=("build",)),
     Stage("acceptance", "plans checked by independent code", 240, stages.acceptance, quick=True, needs=("build",)),
     Stage("integration", "real processes on this host", 600, stages.integration, needs=("build",)),
-    Stage("asan", "clang: C++ tests under ASan and UBSan; gcc's plans", 450, stages.asan, needs=("build",)),
-    Stage("tsan", "clang: C++ tests under ThreadSanitizer", 450, stages.tsan),
+    Stage("asan", "C++ tests under ASan, UBSan; clang plans as gcc", 450, stages.asan, needs=("build",)),
+    Stage("tsan", "C++ tests under ThreadSanitizer", 450, stages.tsan),
 )
 
 

@@ -203,7 +203,7 @@ def sanitized(context: Context, preset: str) -> Outcome:
 
 
 def asan(context: Context) -> Outcome:
-    """The sanitizer presets compile with clang: the plans of this one are compared with those of the plain build, gcc's."""
+    """Also compares plan digests: clang compiled these programs, gcc those of the plain build."""
     ours = installed_ctl(context)
     outcome = sanitized(context, "asan")
     theirs = ROOT / "build" / "asan" / "bin" / "tensorbusctl"
