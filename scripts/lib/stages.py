@@ -128,7 +128,7 @@ def build(context: Context) -> Outcome:
 
 
 def unit(context: Context) -> Outcome:
-    leave_out = "integration|slow|acceptance" if context.quick else "integration|acceptance"
+    leave_out = "integration|slow" if context.quick else "integration"
     return ctest(context, context.preset, ["-LE", leave_out])
 
 
@@ -199,7 +199,7 @@ def accept_plans(context: Context, ctl: Path, relays: bool) -> Outcome:
 def sanitized(context: Context, preset: str) -> Outcome:
     """All C++ tests but those of speed and size, which say nothing in a program several times slower."""
     configure_and_build(context, preset, flags=["-DTENSORBUS_BUILD_BENCH=OFF", "-DTENSORBUS_BUILD_PYTHON=OFF"])
-    return ctest(context, preset, ["-LE", "acceptance|slow"])
+    return ctest(context, preset, ["-LE", "slow"])
 
 
 def asan(context: Context) -> Outcome:
