@@ -8,6 +8,7 @@
 
 #include "tensorbus/rpc/status_map.h"
 #include "tensorbus/transport/shm_transport.h"
+#include "tests/testing/deadline.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/unit/agent/agent_fixture.h"
 
@@ -545,7 +546,7 @@ TEST_F(AgentFixture, WorkersHearWhyTheDaemonRefusesTheirAgent) {
   const auto refused = [&] {
     return targets[0]->Update(/*timeout_ms=*/50).status.code() == Code::kAlreadyExists;
   };
-  const TimePoint deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const TimePoint deadline = testing::Soon();
   while (!refused() && std::chrono::steady_clock::now() < deadline) {
   }
   const auto updated = targets[0]->Update(/*timeout_ms=*/50);
@@ -659,7 +660,7 @@ TEST_F(AgentFixture, AClaimEndsWhenASessionBeginsToWriteWhatItDigests) {
   target.HoldBuckets(true);
   Result<wire::Frame> frame = Status(Code::kUnknown, "not answered");
   std::thread claiming([&] { frame = target.Ask(MessageType::kClaim, {}); });
-  const TimePoint deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const TimePoint deadline = testing::Soon();
   while (target.bucket_orders() == orders && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

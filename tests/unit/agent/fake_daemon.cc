@@ -10,6 +10,7 @@
 #include "tensorbus/rpc/protocol.h"
 #include "tensorbus/rpc/status_map.h"
 #include "tensorbus/types/layout_combiner.h"
+#include "tests/testing/deadline.h"
 #include "worker_shim/wire.h"
 
 namespace tensorbus::testing {
@@ -163,7 +164,7 @@ proto::Answer FakeDaemon::Ask(const std::string& agent, proto::Query query) {
     asked.set_value(id);
   });
   const std::uint64_t id = asked.get_future().get();
-  const TimePoint deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const TimePoint deadline = In(std::chrono::seconds(20));
   MutexLock lock(mutex_);
   while (!answers_.contains(id)) {
     if (!changed_.WaitUntil(mutex_, deadline)) {
@@ -214,7 +215,7 @@ std::vector<AgentMessage> FakeDaemon::Received(AgentMessage::BodyCase kind) cons
 }
 
 bool FakeDaemon::AwaitReceived(AgentMessage::BodyCase kind, std::size_t count) const {
-  const TimePoint deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const TimePoint deadline = In(std::chrono::seconds(20));
   MutexLock lock(mutex_);
   for (;;) {
     const auto have =

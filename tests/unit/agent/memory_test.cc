@@ -14,6 +14,7 @@
 #include "agent/registered_place.h"
 #include "agent/registration.h"
 #include "tensorbus/kernels/digest.h"
+#include "tests/testing/deadline.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_dir.h"
 
@@ -226,7 +227,7 @@ class PieceWorkTest : public ::testing::Test {
       changed.NotifyAll();
     });
     MutexLock lock(mutex);
-    const TimePoint deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    const TimePoint deadline = testing::Soon();
     while (!out.has_value()) TB_CHECK(changed.WaitUntil(mutex, deadline));
     return *std::move(out);
   }

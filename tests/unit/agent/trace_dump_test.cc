@@ -7,6 +7,7 @@
 #include <sys/resource.h>
 #include <thread>
 
+#include "tests/testing/deadline.h"
 #include "tests/testing/status_matchers.h"
 #include "tests/testing/temp_dir.h"
 #include "tests/unit/agent/agent_fixture.h"
@@ -69,7 +70,7 @@ TEST_F(AgentFixture, TheErrorOfAFailedSessionNamesAFileWithItsTrace) {
   ASSERT_NE(at, std::string::npos) << message;
   const std::string path = message.substr(at, message.find(".trace", at) + 6 - at);
   // Written while the error is on its way.
-  const TimePoint deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  const TimePoint deadline = testing::In(std::chrono::seconds(20));
   std::string text;
   while (text.find("bytes=") == std::string::npos && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::yield();
