@@ -6,13 +6,15 @@ namespace tensorbus::cli {
 
 int ExitCodeFor(const Status& status) {
   switch (status.code()) {
-    case Code::kFailedPrecondition:
-    case Code::kResourceExhausted:
-    case Code::kInternal:
-    case Code::kUnavailable:
-      return kExitFailed;
-    default:
+    case Code::kInvalidArgument:
+    case Code::kNotFound:
+    case Code::kAlreadyExists:
+    case Code::kPermissionDenied:
+    case Code::kOutOfRange:
+    case Code::kUnimplemented:
       return kExitUsage;
+    default:
+      return kExitFailed;
   }
 }
 
