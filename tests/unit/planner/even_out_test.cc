@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <fmt/format.h>
 
 #include "planner/certificate.h"
 #include "planner/topology.h"
@@ -25,7 +26,7 @@ JobPair SmallTensors(std::uint32_t count, std::uint32_t target_count) {
     for (std::uint32_t rank = 0; rank < target_count; ++rank) needed.ranks.push_back({rank, whole});
   }
   for (std::uint32_t t = 0; t < count; ++t) {
-    const TensorSpec spec = {"t" + std::to_string(t), DType::kU8, shape(t % kKinds)};
+    const TensorSpec spec = {fmt::format("t{}", t), DType::kU8, shape(t % kKinds)};
     pair.source.tensors.push_back({spec, t % kKinds});
     pair.target.tensors.push_back({spec, t % kKinds});
   }
