@@ -271,14 +271,8 @@ void WorkerDesk::BreakOff(Worker& worker, const Status& why) {
   Log(LogLevel::kWarn, "worker_broken_off", {{"pid", worker.peer.pid}, {"error", why}});
   Leave(worker, false, why.message());
   worker.closing = true;
-  // Whoever has not been welcomed waits for that.
-  if (worker.rank != nullptr) {
-    Send(worker, wire::MessageType::kBrokenOff, 0, wire::Reply{why});
-  } else {
-    wire::Welcome refusal;
-    refusal.status = why;
-    Send(worker, wire::MessageType::kWelcome, 0, refusal);
-  }
+  LastFrame last = MakeLastFrame(worker.rank == nullptr, why);
+  host_.SendToWorker(worker.connection, last.type, 0, std::move(last.body));
   host_.CloseWorker(worker.connection, why.message());
 }
 

@@ -51,6 +51,13 @@ bool HasEnded(const UniqueFd& pidfd, int wait_ms) {
 
 }  // namespace
 
+LastFrame MakeLastFrame(bool awaits_welcome, const Status& why) {
+  if (!awaits_welcome) return {wire::MessageType::kBrokenOff, wire::Encode(wire::Reply{why})};
+  wire::Welcome refusal;
+  refusal.status = why;
+  return {wire::MessageType::kWelcome, wire::Encode(refusal)};
+}
+
 /// What other threads ask of the server's thread.
 struct WorkerServer::Order {
   enum class What { kSend, kClose, kOverrun, kHandled, kStop };
@@ -322,9 +329,8 @@ Status WorkerServer::CheckAdmitted(const Result<PeerProcess>& peer) const {
 void WorkerServer::Refuse(const UniqueFd& socket, const Status& why) const {
   Log(LogLevel::kWarn, "worker_refused", {{"error", why}});
   wire::FrameWriter writer;
-  wire::Welcome refusal;
-  refusal.status = why;
-  if (writer.Add(wire::MessageType::kWelcome, 0, wire::Encode(refusal)).ok()) {
+  LastFrame last = MakeLastFrame(true, why);
+  if (writer.Add(last.type, 0, std::move(last.body)).ok()) {
     [[maybe_unused]] const auto flushed = writer.Flush(socket.get());
   }
 }
@@ -441,13 +447,8 @@ void WorkerServer::BreakOff(Connection& connection, const Status& why) {
 // Who has said nothing yet waits for a Welcome.
 void WorkerServer::TellWhy(Connection& connection, const Status& why) {
   if (connection.closing) return;  // its last frame is queued or sent
-  wire::Welcome refusal;
-  refusal.status = why;
-  const Status added =
-      connection.greeted
-          ? connection.writer.Add(wire::MessageType::kBrokenOff, 0, wire::Encode(wire::Reply{why}))
-          : connection.writer.Add(wire::MessageType::kWelcome, 0, wire::Encode(refusal));
-  if (added.ok()) {
+  LastFrame last = MakeLastFrame(!connection.greeted, why);
+  if (connection.writer.Add(last.type, 0, std::move(last.body)).ok()) {
     [[maybe_unused]] const auto flushed = connection.writer.Flush(connection.socket.get());
   }
 }

@@ -23,6 +23,14 @@ namespace tensorbus::agent {
 /// One worker's connection; never used again within an agent's life.
 using ConnectionId = Id<struct ConnectionTag>;
 
+/// Why a connection ends, in the frame that its worker waits for or expects as the last.
+struct LastFrame {
+  wire::MessageType type;
+  std::vector<std::byte> body;
+};
+/// A Welcome for who has not had one and waits for it, else a BrokenOff.
+LastFrame MakeLastFrame(bool awaits_welcome, const Status& why);
+
 /// Accepts worker processes on a UNIX socket and exchanges frames with them.
 ///
 /// It knows frames and bounds, not their meaning. A peer is let in by its uid; a connection that
