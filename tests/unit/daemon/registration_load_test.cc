@@ -8,15 +8,13 @@
 #include <set>
 #include <thread>
 
-#include "planner/templates.h"
 #include "tensorbus/daemon/core.h"
-#include "tensorbus/formats/layout_book_file.h"
-#include "tensorbus/formats/manifest_file.h"
 #include "tensorbus/rpc/convert.h"
 #include "tensorbus/rpc/protocol.h"
 #include "tensorbus/rpc/status_map.h"
 #include "tests/testing/inline_side_work.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/unit/planner/shipped_scenario.h"
 
 // How long the daemon's executor stands still while jobs with very many tensors register: once with
 // the work on layouts done on the executor itself, once beside it.
@@ -193,18 +191,10 @@ TEST(RegistrationLoad, TheExecutorGoesOnWhileManyTensorsRegister) {
 
 // Kimi-K2 as 256 trainer ranks and 128 engine ranks hold it.
 TEST(RegistrationLoad, TheLargestScenarioIsRegisteredWhole) {
-  const std::string folder = TENSORBUS_MANIFESTS;
-  ASSERT_OK_AND_ASSIGN(const LayoutBook book, formats::ReadLayoutBook(folder + "/layouts.json"));
-  const auto scenario =
-      std::find_if(book.scenarios.begin(), book.scenarios.end(),
-                   [](const Scenario& at) { return at.id.starts_with("S11-kimi-k2-fp8-"); });
-  ASSERT_NE(scenario, book.scenarios.end());
-  ASSERT_OK_AND_ASSIGN(const Manifest manifest,
-                       formats::ReadManifest(folder + "/" + scenario->manifest + ".json.gz"));
-  ASSERT_OK_AND_ASSIGN(const JobLayout source,
-                       planner::ResolveTemplate(book, scenario->source, manifest));
-  ASSERT_OK_AND_ASSIGN(const JobLayout target,
-                       planner::ResolveTemplate(book, scenario->target, manifest));
+  ASSERT_OK_AND_ASSIGN(const planner::ShippedScenario scenario,
+                       planner::LoadScenario(TENSORBUS_MANIFESTS, "S11-kimi-k2-fp8-"));
+  const JobLayout& source = scenario.source;
+  const JobLayout& target = scenario.target;
   ASSERT_EQ(target.tensors.size(), kTensors);
   ASSERT_EQ(source.rank_count, 256U);
   ASSERT_EQ(target.rank_count, 128U);

@@ -1,9 +1,9 @@
 #include <algorithm>
 #include <fmt/format.h>
 
-#include "planner/certificate.h"
 #include "planner/topology.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/unit/planner/checked_plan.h"
 #include "tests/unit/planner/layouts_for_tests.h"
 
 namespace tensorbus::planner {
@@ -46,12 +46,10 @@ TEST(EvenOut, SmallBoxesGoFromWhoIsNotBusy) {
       constexpr std::uint32_t kTargets = 3;
       const JobPair pair = SmallTensors(count, kTargets);
       ASSERT_OK(Validate(pair.source));
-      ASSERT_OK_AND_ASSIGN(const Plan plan,
-                           BuildPlan(pair.source, pair.target, {}, nullptr, {.relays = relays}));
-      EXPECT_OK(CheckPlan(pair.source, pair.target, {}, plan));
-      EXPECT_EQ(ElementFault(pair.source, pair.target, plan), "");
-      ASSERT_OK_AND_ASSIGN(const PlanFigures figures,
-                           FiguresOf(pair.source, pair.target, {}, plan));
+      ASSERT_OK_AND_ASSIGN(const CheckedPlan made,
+                           MakeCheckedPlan(pair.source, pair.target, {}, {.relays = relays}));
+      const PlanFigures& figures = made.figures;
+      EXPECT_EQ(ElementFault(pair.source, pair.target, made.plan), "");
       const std::uint64_t least = LeastOfBusiest(pair, relays ? 1 : kTargets);
       // Boxes are moved one by one, so about the smallest one's bytes may be left over.
       EXPECT_LE(*std::max_element(figures.send_bytes.begin(), figures.send_bytes.end()),

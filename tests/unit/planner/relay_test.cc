@@ -7,6 +7,7 @@
 #include "planner/relay_trees.h"
 #include "planner/topology.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/unit/planner/checked_plan.h"
 #include "tests/unit/planner/layouts_for_tests.h"
 
 namespace tensorbus::planner {
@@ -144,10 +145,9 @@ TEST(Relays, BytesLeaveTheSourcesOnceAndEnterEachNodeOnce) {
   const JobLayout source = Rows(4, specs);
   const JobLayout target = Whole(16, specs);
   const Topology topology = DefaultTopology(4, 16, false);
-  ASSERT_OK_AND_ASSIGN(const Plan plan,
-                       BuildPlan(source, target, topology, nullptr, {.relays = true}));
-  EXPECT_OK(CheckPlan(source, target, topology, plan));
-  ASSERT_OK_AND_ASSIGN(const PlanFigures figures, FiguresOf(source, target, topology, plan));
+  ASSERT_OK_AND_ASSIGN(const CheckedPlan made,
+                       MakeCheckedPlan(source, target, topology, {.relays = true}));
+  const PlanFigures& figures = made.figures;
   constexpr std::uint64_t kBytes = 32 << 20;
   EXPECT_THAT(figures.send_bytes, Each(kBytes / 4));
   EXPECT_THAT(figures.recv_bytes, Each(kBytes));
@@ -168,10 +168,9 @@ TEST(Relays, NodesThatHaveTheBytesFeedThemselvesAndOneOfThemTheOthers) {
   const JobLayout target = Whole(6, specs);
   Topology topology;
   topology.nodes = {{{0}, {0, 1}}, {{1}, {2, 3}}, {{}, {4, 5}}};
-  ASSERT_OK_AND_ASSIGN(const Plan plan,
-                       BuildPlan(source, target, topology, nullptr, {.relays = true}));
-  EXPECT_OK(CheckPlan(source, target, topology, plan));
-  ASSERT_OK_AND_ASSIGN(const PlanFigures figures, FiguresOf(source, target, topology, plan));
+  ASSERT_OK_AND_ASSIGN(const CheckedPlan made,
+                       MakeCheckedPlan(source, target, topology, {.relays = true}));
+  const PlanFigures& figures = made.figures;
   EXPECT_THAT(figures.send_bytes, ElementsAre(4 << 20, 4 << 20));
   EXPECT_THAT(figures.node_in_bytes, ElementsAre(0, 0, 4 << 20));
 }
@@ -181,10 +180,9 @@ TEST(Relays, WhatIsOnTheDeviceIsNeitherReceivedNorPassedOn) {
   const JobLayout source = Rows(4, specs);
   const JobLayout target = Whole(4, specs);
   const Topology topology = DefaultTopology(4, 4, true);
-  ASSERT_OK_AND_ASSIGN(const Plan plan,
-                       BuildPlan(source, target, topology, nullptr, {.relays = true}));
-  EXPECT_OK(CheckPlan(source, target, topology, plan));
-  ASSERT_OK_AND_ASSIGN(const PlanFigures figures, FiguresOf(source, target, topology, plan));
+  ASSERT_OK_AND_ASSIGN(const CheckedPlan made,
+                       MakeCheckedPlan(source, target, topology, {.relays = true}));
+  const PlanFigures& figures = made.figures;
   constexpr std::uint64_t kQuarter = 1 << 20;
   EXPECT_THAT(figures.local_bytes, Each(kQuarter));
   EXPECT_THAT(figures.recv_bytes, Each(3 * kQuarter));
@@ -199,10 +197,10 @@ TEST(Relays, BoxesOfTargetsThatOverlapAreSentOnce) {
   const JobLayout source = Whole(1, specs);
   const JobLayout target =
       JobOf(2, specs, Holding{{{0, {MakeBox({{0, 6}})}}, {1, {MakeBox({{3, 9}})}}}});
-  ASSERT_OK_AND_ASSIGN(const Plan plan, BuildPlan(source, target, {}, nullptr, {.relays = true}));
-  EXPECT_EQ(ElementFault(source, target, plan), "");
-  EXPECT_OK(CheckPlan(source, target, {}, plan));
-  ASSERT_OK_AND_ASSIGN(const PlanFigures figures, FiguresOf(source, target, {}, plan));
+  ASSERT_OK_AND_ASSIGN(const CheckedPlan made,
+                       MakeCheckedPlan(source, target, {}, {.relays = true}));
+  const PlanFigures& figures = made.figures;
+  EXPECT_EQ(ElementFault(source, target, made.plan), "");
   EXPECT_THAT(figures.send_bytes, ElementsAre(9));
   EXPECT_EQ(Sum(figures.relay_bytes), 3U);
   EXPECT_EQ(figures.lower_bound_bytes, 9U);
@@ -218,10 +216,9 @@ TEST(Relays, WithoutATargetThePlanIsNoLargerAndAsGood) {
   ASSERT_OK_AND_ASSIGN(const Plan before,
                        BuildPlan(source, target, topology, nullptr, {.relays = true}));
   const PlanOptions options = {.relays = true, .lost = {.sources = {}, .targets = {11}}};
-  ASSERT_OK_AND_ASSIGN(const Plan plan, BuildPlan(source, target, topology, nullptr, options));
-  EXPECT_OK(CheckPlan(source, target, topology, plan, options.lost));
-  EXPECT_LE(plan.ops.size(), before.ops.size());
-  ASSERT_OK_AND_ASSIGN(const PlanFigures figures, FiguresOf(source, target, topology, plan));
+  ASSERT_OK_AND_ASSIGN(const CheckedPlan made, MakeCheckedPlan(source, target, topology, options));
+  const PlanFigures& figures = made.figures;
+  EXPECT_LE(made.plan.ops.size(), before.ops.size());
   constexpr std::uint64_t kBytes = 128 << 20;
   EXPECT_THAT(figures.send_bytes, Each(kBytes / 4));
   EXPECT_THAT(figures.node_in_bytes, Each(kBytes));

@@ -4,13 +4,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "planner/certificate.h"
-#include "planner/plan.h"
-#include "planner/templates.h"
 #include "planner/topology.h"
-#include "tensorbus/formats/layout_book_file.h"
-#include "tensorbus/formats/manifest_file.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/unit/planner/checked_plan.h"
+#include "tests/unit/planner/shipped_scenario.h"
 
 namespace tensorbus::planner {
 namespace {
@@ -21,19 +18,12 @@ using Bytes = std::vector<std::uint64_t>;
 class Scenarios : public ::testing::TestWithParam<std::string> {
  protected:
   void SetUp() override {
-    const std::string folder = TENSORBUS_MANIFESTS "/";
-    ASSERT_OK_AND_ASSIGN(const LayoutBook book, formats::ReadLayoutBook(folder + "layouts.json"));
-    const auto found = std::find_if(
-        book.scenarios.begin(), book.scenarios.end(),
-        [](const Scenario& scenario) { return scenario.id.compare(0, 3, GetParam()) == 0; });
-    ASSERT_NE(found, book.scenarios.end());
-    ASSERT_OK_AND_ASSIGN(const Manifest manifest,
-                         formats::ReadManifest(folder + found->manifest + ".json.gz"));
-    ASSERT_OK_AND_ASSIGN(source, ResolveTemplate(book, found->source, manifest));
-    ASSERT_OK_AND_ASSIGN(target, ResolveTemplate(book, found->target, manifest));
-    topology = DefaultTopology(source.rank_count, target.rank_count, found->colocated);
-    std::ifstream file(folder + "expected_bytes.json");
-    want = Json::parse(file).at(found->id);
+    ASSERT_OK_AND_ASSIGN(ShippedScenario scenario, LoadScenario(TENSORBUS_MANIFESTS, GetParam()));
+    source = std::move(scenario.source);
+    target = std::move(scenario.target);
+    topology = DefaultTopology(source.rank_count, target.rank_count, scenario.colocated);
+    std::ifstream file(TENSORBUS_MANIFESTS "/expected_bytes.json");
+    want = Json::parse(file).at(scenario.id);
   }
 
   JobLayout source;
@@ -47,9 +37,8 @@ std::uint64_t MaxOf(const Bytes& bytes) {
 }
 
 TEST_P(Scenarios, AgreeWithTheReferenceFigures) {
-  ASSERT_OK_AND_ASSIGN(const Plan plan, BuildPlan(source, target, topology));
-  ASSERT_OK_AND_ASSIGN(const Certificate certificate, CheckPlan(source, target, topology, plan));
-  ASSERT_OK_AND_ASSIGN(const PlanFigures figures, FiguresOf(source, target, topology, plan));
+  ASSERT_OK_AND_ASSIGN(const CheckedPlan made, MakeCheckedPlan(source, target, topology));
+  const auto& [plan, certificate, figures] = made;
 
   EXPECT_EQ(source.rank_count, want["source_world"]);
   EXPECT_EQ(target.rank_count, want["target_world"]);
@@ -80,10 +69,9 @@ TEST_P(Scenarios, AgreeWithTheReferenceFigures) {
 }
 
 TEST_P(Scenarios, WithRelaysEachByteIsSentAboutOnce) {
-  ASSERT_OK_AND_ASSIGN(const Plan plan,
-                       BuildPlan(source, target, topology, nullptr, {.relays = true}));
-  EXPECT_OK(CheckPlan(source, target, topology, plan));
-  ASSERT_OK_AND_ASSIGN(const PlanFigures figures, FiguresOf(source, target, topology, plan));
+  ASSERT_OK_AND_ASSIGN(const CheckedPlan made,
+                       MakeCheckedPlan(source, target, topology, {.relays = true}));
+  const PlanFigures& figures = made.figures;
   const double least =
       want["send_minmax_once"][0].get<double>() / want["send_minmax_once"][1].get<double>();
   EXPECT_LE(static_cast<double>(MaxOf(figures.send_bytes)), least * 1.05 + 1e-6);
