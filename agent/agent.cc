@@ -237,6 +237,12 @@ void Agent::Core::OnMessage(const proto::DaemonMessage& message) {
       return desk_.OnRequestFailed(in.request(), *key, rpc::FromProto(in.error()),
                                    Version{in.live_version()});
     }
+    case Body::kWaitExplained: {
+      const proto::WaitExplained& in = message.wait_explained();
+      const Result<RankKey> key = KeyOf(in.rank());
+      if (!key.ok()) break;
+      return desk_.OnWaitExplained(in.request(), *key, rpc::FromProto(in.error()));
+    }
     case Body::kClaimAnswered:
       return desk_.OnClaimAnswered(message.claim_answered());
     case Body::kPrepare:

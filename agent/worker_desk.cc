@@ -80,6 +80,8 @@ void WorkerDesk::OnFrame(ConnectionId connection, wire::Frame frame) {
       return OnBucketDone(*worker, frame);
     case MessageType::kClaim:
       return OnClaim(*worker, frame);
+    case MessageType::kExplain:
+      return OnExplain(*worker, frame);
     case MessageType::kGoodbye:
       Leave(*worker, true, "left on purpose");
       worker->closing = true;

@@ -90,6 +90,7 @@ class WorkerDesk {
   void OnRequestFailed(std::uint64_t request, const RankKey& key, const Status& status,
                        Version live);
   void OnClaimAnswered(const proto::ClaimAnswered& message);
+  void OnWaitExplained(std::uint64_t worker_request, const RankKey& key, const Status& why);
 
   /// Whoever waits for a worker to pack or unpack stops waiting: for an agent that stops.
   void CloseBuckets(const Status& why);
@@ -210,6 +211,13 @@ class WorkerDesk {
   void OnHookDone(Worker& worker, const wire::Frame& frame);
   void OnClaim(Worker& worker, const wire::Frame& frame);
   void AnswerClaim(Worker& worker, const Status& status, Version version);
+
+  // worker_explain.cc
+  void OnExplain(Worker& worker, const wire::Frame& frame);
+  bool AsksDaemon(const Worker& worker, std::uint64_t request) const;
+  Status NotAtDaemon(const Worker& worker) const;
+  Status OwnWork(const Worker& worker, std::uint64_t request) const;
+  void Explained(const Worker& worker, std::uint64_t request, const Status& why);
 
   Worker* Find(ConnectionId connection);
   Worker* Find(const RankKey& key);

@@ -23,6 +23,9 @@ using wire::MessageType;
 /// For an answer to arrive that the agent gives at a deadline of its own.
 constexpr Nanos kAnswerSlack = std::chrono::milliseconds(500);
 
+/// How long before a wait's end the agent is asked what keeps it: it may have to ask the daemon.
+constexpr Nanos kExplainLead = std::chrono::milliseconds(500);
+
 /// At least 1: on the wire 0 is no deadline at all.
 std::uint64_t Milliseconds(Nanos timeout) {
   const Nanos bounded = std::clamp<Nanos>(timeout, std::chrono::milliseconds(1), kTimeoutMax);
@@ -203,6 +206,9 @@ Result<Outcome> Client::Wait(RequestId request, Nanos timeout) {
 
 Result<Outcome> Client::WaitUntil(RequestId request, TimePoint deadline) {
   TB_RETURN_IF_ERROR(CheckProcess());
+  const Nanos whole = deadline - Now();
+  bool asked = whole < kAskingWait;
+  const TimePoint ask_at = deadline - std::min<Nanos>(kExplainLead, whole / 2);
   MutexLock lock(mutex_);
   while (true) {
     const auto found = pending_.find(request.value);
@@ -217,16 +223,39 @@ Result<Outcome> Client::WaitUntil(RequestId request, TimePoint deadline) {
     if (reading_ && reading_thread_ == std::this_thread::get_id()) {
       return Status(Code::kFailedPrecondition, "a hook may not wait on its own connection");
     }
-    if (Now() >= deadline) {
+    const TimePoint now = Now();
+    if (now >= deadline) {
+      const Status& why = found->second.waits_for;
+      if (!why.ok()) return Status(Code::kDeadlineExceeded, why.message(), why.reason());
       return Status(Code::kDeadlineExceeded,
                     fmt::format("the agent at {} has not answered yet", options_.agent_socket));
     }
+    if (!asked && now >= ask_at) {
+      asked = true;
+      AskExplanation(request.value, found->second);
+      continue;  // the connection may be lost now
+    }
+    const TimePoint until = asked ? deadline : ask_at;
     if (reading_) {
-      changed_.WaitUntil(mutex_, deadline);
+      changed_.WaitUntil(mutex_, until);
     } else {
-      Pump(deadline);
+      Pump(until);
     }
   }
+}
+
+// An agent that is gone ends the request itself, and that says why.
+void Client::AskExplanation(std::uint64_t request, Pending& pending) {
+  pending.waits_for = Status();
+  [[maybe_unused]] const Status sent = SendFrame(MessageType::kExplain, request, {});
+}
+
+void Client::Explain(RequestId request) {
+  if (!CheckProcess().ok()) return;
+  MutexLock lock(mutex_);
+  const auto found = pending_.find(request.value);
+  if (found == pending_.end() || found->second.outcome.has_value()) return;
+  AskExplanation(request.value, found->second);
 }
 
 bool Client::Done(RequestId request) {

@@ -79,6 +79,7 @@ class Client {
  public:
   /// Most requests that may be unanswered or not waited for.
   static constexpr std::size_t kRequestsMax = 1024;
+  static constexpr Nanos kAskingWait = std::chrono::milliseconds(200);
 
   /// Makes the control page, connects and says hello.
   ///
@@ -119,8 +120,12 @@ class Client {
   Result<RequestId> Claim();
 
   /// Waits until the request has ended; then forgets it and returns how. On kDeadlineExceeded the
-  /// request goes on and may be waited for again.
+  /// request goes on and may be waited for again; the message says what it waits for, which is
+  /// asked shortly before the end (a wait of less than kAskingWait asks nothing by itself).
   Result<Outcome> Wait(RequestId request, Nanos timeout);
+  /// Asks the agent what the request waits for; a Wait() that ends before it says so. For callers
+  /// that wait in slices. Returns at once.
+  void Explain(RequestId request);
   /// Whether Wait() would return at once. Does not read the socket.
   bool Done(RequestId request);
   /// Nobody will ask for its outcome.
@@ -156,6 +161,7 @@ class Client {
   struct Pending {
     wire::MessageType answer = wire::MessageType::kReply;
     std::optional<Outcome> outcome;
+    Status waits_for;  ///< what the agent said of it; OK before that
   };
   /// What the agent was allowed to do with the served memory.
   enum class Writing {
@@ -185,6 +191,7 @@ class Client {
   Result<Outcome> AwaitAll(const std::vector<RequestId>& requests, TimePoint deadline);
   Result<wire::Registered> ComeBack(TimePoint deadline);
   Result<Outcome> WaitUntil(RequestId request, TimePoint deadline);
+  void AskExplanation(std::uint64_t request, Pending& pending) TB_REQUIRES(mutex_);
 
   Result<RequestId> Ask(wire::MessageType type, wire::MessageType answer,
                         std::vector<std::byte> body, std::vector<UniqueFd> fds = {})
@@ -197,6 +204,7 @@ class Client {
   bool ReadFrames() TB_REQUIRES(mutex_);
   void HandleFrame(wire::Frame frame) TB_REQUIRES(mutex_);
   Status HandleAnswer(const wire::Frame& frame) TB_REQUIRES(mutex_);
+  Status HandleExplained(const wire::Frame& frame) TB_REQUIRES(mutex_);
   Status HandleHook(HookKind kind, const wire::Frame& frame) TB_REQUIRES(mutex_);
   Status HandleBucketWork(const wire::Frame& frame) TB_REQUIRES(mutex_);
   Status HandleAttachBucket(wire::Frame frame) TB_REQUIRES(mutex_);

@@ -138,6 +138,9 @@ void Client::HandleFrame(wire::Frame frame) {
     case MessageType::kBrokenOff:
       status = BrokenOff(frame);
       break;
+    case MessageType::kExplained:
+      status = HandleExplained(frame);
+      break;
     case MessageType::kReleased:
       // As an event it says what the control page says; BeforeWrite() looks there.
       if (frame.request != 0) status = HandleAnswer(frame);
@@ -174,6 +177,15 @@ Status Client::HandleAnswer(const wire::Frame& frame) {
   found->second.outcome = std::move(outcome);
   changed_.NotifyAll();
   if (epoll_.valid()) Signal(ended_);
+  return {};
+}
+
+// Whoever waits hears of it when its time is over. The request may have ended meanwhile.
+Status Client::HandleExplained(const wire::Frame& frame) {
+  wire::Reply message;
+  TB_RETURN_IF_ERROR(Answered(frame, message));
+  const auto found = pending_.find(frame.request);
+  if (found != pending_.end()) found->second.waits_for = std::move(message.status);
   return {};
 }
 

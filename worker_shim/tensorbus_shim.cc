@@ -360,6 +360,10 @@ tb_status tb_wait(tb_client* client, tb_request request, int64_t timeout_ns, tb_
   });
 }
 
+void tb_explain(tb_client* client, tb_request request) {
+  client->client->Explain(RequestId{request});
+}
+
 int tb_done(tb_client* client, tb_request request) {
   return client->client->Done(RequestId{request}) ? 1 : 0;
 }

@@ -206,12 +206,17 @@ typedef struct tb_outcome {
 } tb_outcome;
 
 /* Waits for the request and forgets it once it is done; returns how it ended. TB_DEADLINE_EXCEEDED
- * with done == 0 when `timeout_ns` passed first: wait again, or tb_forget(). */
+ * with done == 0 when `timeout_ns` passed first: wait again, or tb_forget(). What the request waits
+ * for is asked shortly before that and said by tb_last_error(); a wait of less than 200 ms asks
+ * nothing by itself. */
 TB_API tb_status tb_wait(tb_client* client, tb_request request, int64_t timeout_ns,
                          tb_outcome* out);
 /* 1 when tb_wait() would return at once. */
 TB_API int tb_done(tb_client* client, tb_request request);
 TB_API void tb_forget(tb_client* client, tb_request request);
+/* For callers that wait in slices: asks what the request waits for, which the next tb_wait() that
+ * ends before the request then says. Returns at once. */
+TB_API void tb_explain(tb_client* client, tb_request request);
 /* Handles what is there and returns; no-op while another thread waits. Fails when the agent is
  * gone. */
 TB_API tb_status tb_poll(tb_client* client);

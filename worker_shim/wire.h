@@ -19,7 +19,7 @@ namespace tensorbus::wire {
 
 /// What worker library and agent speak. Peers of another number are refused; docs/wire.md says when
 /// it grows.
-inline constexpr std::uint32_t kProtocol = 3;
+inline constexpr std::uint32_t kProtocol = 4;
 /// Most bytes of one frame's body (a registration of 140,000 tensors takes about 30 MiB).
 inline constexpr std::uint32_t kMaxBodyBytes = 256U << 20;
 /// Most descriptors on one frame.
@@ -47,6 +47,7 @@ enum class MessageType : std::uint16_t {
   kClaim = 10,      ///< "which version do I hold?": proven by digest
   kGoodbye = 11,    ///< leaving on purpose
   kPing = 12,
+  kExplain = 13,  ///< what does my request of this number wait for?
   // Agent to worker.
   kWelcome = 64,       ///< answer to kHello
   kReply = 65,         ///< plain answer to a request: a Status
@@ -62,6 +63,7 @@ enum class MessageType : std::uint16_t {
   kClaimed = 75,       ///< answer to kClaim
   kPong = 76,
   kBrokenOff = 77,  ///< event, the last frame: why the agent closes; its body is a Reply
+  kExplained = 78,  ///< answer to kExplain, and to nothing else; its body is a Reply
 };
 
 struct FrameHeader {
@@ -245,8 +247,8 @@ struct Reply {
 };
 
 /// Body bytes of a message. A Status travels as code, reason, native and message; texts longer than
-/// kMaxTextBytes are cut. kClaim, kCancelUpdate, kGoodbye, kPing and kPong have an empty body and
-/// no struct.
+/// kMaxTextBytes are cut. kClaim, kCancelUpdate, kGoodbye, kPing, kPong and kExplain have an
+/// empty body and no struct.
 template <typename Message>
 std::vector<std::byte> Encode(const Message& message);
 

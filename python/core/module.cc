@@ -236,6 +236,12 @@ void DefineRequest(py::module_& m) {
             return ToDict(Unlocked([&] { return request.Wait(FromSeconds(timeout_s)); }));
           },
           py::arg("timeout_s"))
+      .def("explain",
+           [](PyRequest& self) {
+             Request& request = self.get();
+             const py::gil_scoped_release release;
+             request.Explain();
+           })
       .def("done",
            [](PyRequest& self) {
              Request& request = self.get();

@@ -19,6 +19,12 @@ from .views import DTYPES, Holding
 
 # While a call waits, Python's signals (Ctrl-C) are looked at this often.
 _SIGNAL_SECONDS = 0.1
+# Before a wait gives up, the agent is asked what keeps it; that long before, since it may have to ask the daemon.
+_EXPLAIN_SECONDS = 0.5
+# Longer than an agent gives itself for anything that carries no time of its own.
+_REQUEST_SECONDS = 900.0
+# After a request's own time is over, for the agent to say so.
+_ANSWER_SECONDS = 5.0
 
 _ROLES = {"producer": 1, "consumer": 2}
 _FLIPS = {"in_place": 1, "shadow": 2}
@@ -159,8 +165,10 @@ class Arena:
 class Request:
     """Something asked of the agent. Wait for it, or `await` it; dropping it gives up the answer, not the request."""
 
-    def __init__(self, client: Client, core: _core.Request, make: Callable[[dict[str, Any]], Any]) -> None:
+    def __init__(self, client: Client, core: _core.Request, make: Callable[[dict[str, Any]], Any],
+                 seconds: float = _REQUEST_SECONDS) -> None:
         self._client = client
+        self._seconds = seconds
         self._core = core
         self._make = make
         self._ended: tuple[Any, BaseException | None] | None = None
@@ -171,14 +179,21 @@ class Request:
             self._client._poll()
         return self._ended is not None or self._core.done()
 
-    def wait(self, timeout_s: float) -> Any:
+    def wait(self, timeout_s: float | None = None) -> Any:
         """Returns how it ended; may be called again. Raises what it failed with, or DeadlineError.
 
-        After a DeadlineError of this call itself (`done()` is false) the request goes on.
+        Without `timeout_s` it waits until the request's own time is over, which ends it.
+        After a DeadlineError of this call itself (`done()` is false) the request goes on; the error says what it waits for.
         """
-        deadline = time.monotonic() + _seconds(timeout_s)
+        timeout_s = self._seconds if timeout_s is None else _seconds(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        explain_at = deadline - min(_EXPLAIN_SECONDS, timeout_s / 2)
         while self._ended is None:
             left = deadline - time.monotonic()
+            if explain_at is not None and time.monotonic() >= explain_at:
+                explain_at = None
+                if left > 0:
+                    self._core.explain()
             try:
                 self._ended = self._make(self._core.wait(min(max(left, 0.0), _SIGNAL_SECONDS))), None
             except DeadlineError as error:
@@ -381,7 +396,7 @@ class Client:
         if self.released_version >= version:
             return
         core = self._core.request_release(version=version, timeout_s=timeout_s)
-        Request(self, core, lambda answer: None).wait(timeout_s + 1.0)
+        Request(self, core, lambda answer: None, timeout_s + _ANSWER_SECONDS).wait()
 
     @property
     def released_version(self) -> int:
@@ -404,8 +419,9 @@ class Client:
             selector, version = _choose({"latest": 1, "next": 2}, which, "version"), 0
         else:
             selector, version = 3, _integer(which, "version", 64)
-        core = self._core.update(selector=selector, version=version, timeout_s=_seconds(timeout_s))
-        return Request(self, core, _outcome)
+        timeout_s = _seconds(timeout_s)
+        core = self._core.update(selector=selector, version=version, timeout_s=timeout_s)
+        return Request(self, core, _outcome, timeout_s + _ANSWER_SECONDS)
 
     def cancel_update(self) -> Request:
         """Gives up the running update; it then ends with CancelledError, unless it was past that."""

@@ -130,6 +130,10 @@ Result<Outcome> Request::Wait(Nanos timeout) {
                  .digest = {out.digest_a, out.digest_b, out.bytes}};
 }
 
+void Request::Explain() {
+  if (client_ != nullptr) tb_explain(static_cast<tb_client*>(client_), id_);
+}
+
 bool Request::done() const {
   return client_ == nullptr || tb_done(static_cast<tb_client*>(client_), id_) != 0;
 }

@@ -133,7 +133,10 @@ class Request {
   ~Request();
 
   /// How it ended; to be called again after kDeadlineExceeded with done() false, otherwise once.
+  /// That error says what the request waits for; a wait of less than 200 ms does not ask by itself.
   Result<Outcome> Wait(Nanos timeout);
+  /// For callers that wait in slices: asks what it waits for. Returns at once.
+  void Explain();
   /// Whether Wait() would return at once. Reads nothing: see Client::Poll().
   bool done() const;
   /// Its number, for the log.

@@ -247,6 +247,12 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
   };
   std::vector<Missing> MissingOf(const Channel& channel, const Replica& replica) const;
   std::vector<Missing> MissingOf(const Channel& channel, const VersionState& version) const;
+  /// For the error of a wait that ends, or that its caller gives up.
+  std::string WhoHoldsUp(const Channel& channel, const Replica& replica) const;
+  Status StillWaiting(const RankState& rank, const std::string& who) const;
+  Status NotReleased(const Channel& channel, const VersionState& version, std::uint32_t rank) const;
+  Status WaitsFor(const RankIdentity& identity, Version version) const;
+  void OnExplainWait(Agent& agent, const proto::ExplainWait& message);
 
   // core_admin.cc, core_digests.cc: answers to tensorbusctl, proofs by digest.
   Result<Channel*> FindChannel(const std::string& name);

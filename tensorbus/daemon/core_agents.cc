@@ -194,6 +194,8 @@ void Core::Dispatch(Agent& agent, const proto::AgentMessage& message) {
       return OnAnswer(agent, message.answer());
     case proto::AgentMessage::kClaimVersion:
       return OnClaim(agent, message.claim_version());
+    case proto::AgentMessage::kExplainWait:
+      return OnExplainWait(agent, message.explain_wait());
     case proto::AgentMessage::kHeartbeat:
       return;
     case proto::AgentMessage::BODY_NOT_SET:

@@ -4,6 +4,8 @@
 
 #include "tensorbus/daemon/core.h"
 #include "tensorbus/daemon/version_policy.h"
+#include "tensorbus/rpc/convert.h"
+#include "tensorbus/rpc/status_map.h"
 
 namespace tensorbus::daemon {
 
@@ -30,6 +32,11 @@ std::vector<Core::Missing> Core::MissingOf(const Channel& channel, const Replica
   }
   if (!out.empty()) return out;
 
+  if (replica.assembly != 0) {
+    add(ReplicaName(channel, replica), "is still being compared with what the producer publishes",
+        "give it more time");
+    return out;
+  }
   const Producer& producer = channel.producer;
   if (producer.job.empty()) {
     add(fmt::format("a producer of channel {}", channel.name), "has not registered",
@@ -49,6 +56,14 @@ std::vector<Core::Missing> Core::MissingOf(const Channel& channel, const Replica
           fmt::format("has not published version {}", version.value),
           "all ranks of the job must publish it");
     }
+    return out;
+  }
+  if (channel.newest > replica.live() && channel.versions.empty()) {
+    add(fmt::format("{}/{}", channel.name, producer.job),
+        fmt::format("took the memory of version {}, its newest, back before this replica had it",
+                    channel.newest.value),
+        "wait for its next step; with the policy wait or snapshot it keeps a version for engines "
+        "that are there");
     return out;
   }
   add(fmt::format("{}/{}", channel.name, producer.job),
@@ -71,6 +86,85 @@ std::vector<Core::Missing> Core::MissingOf(const Channel& channel,
     }
   }
   return out;
+}
+
+std::string Core::WhoHoldsUp(const Channel& channel, const Replica& replica) const {
+  std::vector<std::string> who;
+  for (const Missing& missing : MissingOf(channel, replica)) {
+    who.push_back(fmt::format("{} {}; {}", missing.who, missing.why, missing.remedy));
+  }
+  return fmt::format("{}", fmt::join(who, "; "));
+}
+
+Status Core::StillWaiting(const RankState& rank, const std::string& who) const {
+  const Request& wish = *rank.request;
+  const std::string what = wish.selector == Selector::kPinned
+                               ? fmt::format("version {}", wish.version.value)
+                               : fmt::format("the {} version", SelectorName(wish.selector));
+  return {Code::kDeadlineExceeded,
+          fmt::format("{} waited {:.1f} s for {}: {}", rank.identity.ToString(),
+                      Seconds(executor_.Now() - wish.since), what, who),
+          Reason::kMissingRank};
+}
+
+Status Core::NotReleased(const Channel& channel, const VersionState& version,
+                         std::uint32_t rank) const {
+  std::vector<std::string> who = HoldersOf(channel, version);
+  for (const auto& [id, running] : sessions_) {
+    const Session::Config& config = running.session.config();
+    if (config.channel != channel.name || config.version != version.version) continue;
+    for (std::string& missing : running.session.Missing()) who.push_back(std::move(missing));
+  }
+  if (who.empty() && AwaitsReturns(version)) {
+    who.emplace_back("replicas that were there before this daemon started may want it");
+  }
+  if (who.empty()) who.emplace_back("somebody reads it");
+  return {Code::kDeadlineExceeded,
+          fmt::format("{} waited {:.1f} s to write the memory of version {}: {}; give it more "
+                      "time, or publish with the policy skip or snapshot",
+                      ProducerRankName(channel, rank),
+                      Seconds(executor_.Now() - version.waits.at(rank).since),
+                      version.version.value, fmt::join(who, "; ")),
+          Reason::kMissingRank};
+}
+
+// The answer may cross the end of what was asked about: then nobody looks at it.
+Status Core::WaitsFor(const RankIdentity& identity, Version version) const {
+  const Status nothing(Code::kDeadlineExceeded,
+                       identity.ToString() + " waits for nothing at the daemon", Reason::kBusy);
+  const auto channel = channels_.find(identity.channel);
+  if (channel == channels_.end()) return nothing;
+  if (identity.role == Role::kProducer) {
+    const auto held = channel->second.versions.find(version);
+    const bool waits =
+        held != channel->second.versions.end() && held->second.waits.contains(identity.rank);
+    return waits ? NotReleased(channel->second, held->second, identity.rank) : nothing;
+  }
+  const auto found = channel->second.replicas.find({identity.job, identity.replica});
+  if (found == channel->second.replicas.end()) return nothing;
+  const Replica& replica = found->second;
+  const auto rank = replica.ranks.find(identity.rank);
+  if (rank == replica.ranks.end() || !rank->second.request) return nothing;
+  const auto running = sessions_.find(replica.session);
+  if (running == sessions_.end()) {
+    return StillWaiting(rank->second, WhoHoldsUp(channel->second, replica));
+  }
+  const Session& session = running->second.session;
+  return StillWaiting(
+      rank->second,
+      fmt::format("session {} is {} version {}; it waits for {}", session.config().id.value,
+                  StateName(session.state()), session.config().version.value,
+                  fmt::join(session.Missing(), "; ")));
+}
+
+void Core::OnExplainWait(Agent& agent, const proto::ExplainWait& message) {
+  const Result<RankIdentity> identity = rpc::FromProto(message.rank());
+  if (!identity.ok() || FindOwn(agent, *identity) == nullptr) return;
+  proto::WaitExplained reply;
+  reply.set_request(message.request());
+  *reply.mutable_rank() = message.rank();
+  *reply.mutable_error() = rpc::ToProto(WaitsFor(*identity, Version{message.version()}));
+  SendTo(agent.name, Wrap(&proto::DaemonMessage::mutable_wait_explained, std::move(reply)));
 }
 
 void Core::WhoIsMissing(const proto::WhoIsMissingRequest&, Done<proto::WhoIsMissingReply> done) {

@@ -111,26 +111,13 @@ void Core::RequestTimedOut(const RankKey& key, std::uint64_t request) {
   if (expired == nullptr || !expired->request || expired->request->id != request) return;
   const Channel& channel = channels_.at(key.channel);
   Replica& replica = channels_.at(key.channel).replicas.at({key.job, key.replica});
-  std::vector<std::string> who;
-  for (const Missing& missing : MissingOf(channel, replica)) {
-    who.push_back(fmt::format("{} {}; {}", missing.who, missing.why, missing.remedy));
-  }
-  if (who.empty()) who.emplace_back("no fitting version became readable");
+  const std::string who = WhoHoldsUp(channel, replica);
   // Ranks that asked together end together, with the same reason: were they ended one by one, each
   // would be told that the ones before it no longer ask.
   const TimePoint now = executor_.Now();
   for (auto& [number, rank] : replica.ranks) {
     if (!rank.request || rank.request->deadline > now + kSameMoment) continue;
-    const Request& wish = *rank.request;
-    const std::string what = wish.selector == Selector::kPinned
-                                 ? fmt::format("version {}", wish.version.value)
-                                 : fmt::format("the {} version", SelectorName(wish.selector));
-    EndRequest(rank,
-               Status(Code::kDeadlineExceeded,
-                      fmt::format("{} waited {:.1f} s for {}: {}", rank.identity.ToString(),
-                                  Seconds(now - wish.since), what, fmt::join(who, "; ")),
-                      Reason::kMissingRank),
-               {});
+    EndRequest(rank, StillWaiting(rank, who), {});
   }
 }
 

@@ -204,25 +204,9 @@ void Core::ReleaseTimedOut(const std::string& name, Version number, std::uint32_
   if (version == channel.versions.end()) return;
   const auto wait = version->second.waits.find(rank);
   if (wait == version->second.waits.end()) return;
-  const double waited = Seconds(executor_.Now() - wait->second.since);
+  const Status status = NotReleased(channel, version->second, rank);
+  metrics_.release_wait_seconds.Observe(Seconds(executor_.Now() - wait->second.since));
   version->second.waits.erase(wait);
-  std::vector<std::string> who = HoldersOf(channel, version->second);
-  for (const auto& [id, running] : sessions_) {
-    const Session::Config& config = running.session.config();
-    if (config.channel != name || config.version != number) continue;
-    for (std::string& missing : running.session.Missing()) who.push_back(std::move(missing));
-  }
-  if (who.empty() && AwaitsReturns(version->second)) {
-    who.emplace_back("replicas that were there before this daemon started may want it");
-  }
-  if (who.empty()) who.emplace_back("somebody reads it");
-  const Status status(
-      Code::kDeadlineExceeded,
-      fmt::format("{} waited {:.1f} s to write the memory of version {}: {}; give it "
-                  "more time, or publish with the policy skip or snapshot",
-                  ProducerRankName(channel, rank), waited, number.value, fmt::join(who, "; ")),
-      Reason::kMissingRank);
-  metrics_.release_wait_seconds.Observe(waited);
   Log(LogLevel::kWarn, "release_timed_out", {{"error", status}});
   AnswerRelease(channel, rank, number, status);
 }

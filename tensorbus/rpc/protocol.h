@@ -9,7 +9,7 @@ namespace tensorbus::rpc {
 
 /// What agent and daemon speak over gRPC. Peers of another number are refused; it grows with any
 /// change that an older peer would misread.
-inline constexpr std::uint32_t kControlProtocol = 2;
+inline constexpr std::uint32_t kControlProtocol = 3;
 
 /// How often an agent says that it lives.
 inline constexpr Nanos kHeartbeat = std::chrono::seconds(1);

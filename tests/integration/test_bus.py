@@ -220,7 +220,8 @@ def test_a_killed_engine_rank_is_named_and_the_trainer_goes_on(jobs):
     with pytest.raises(Failed) as caught:
         engine[0].do("update", which="next", timeout_s=3)
     answer = caught.value.answer
-    assert answer["reason"] in ("missing_rank", "peer_lost") or answer["code"] == "DEADLINE_EXCEEDED", answer
+    assert (answer["code"], answer["reason"]) == ("DEADLINE_EXCEEDED", "missing_rank"), answer
+    assert "policy/engine replica 0 rank 1 of 2" in answer["message"]
     all_of(trainer, "write", version=3)
 
 

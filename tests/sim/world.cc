@@ -198,6 +198,11 @@ void FakeAgent::Handle(const proto::DaemonMessage& message) {
       }
       return;
     }
+    case proto::DaemonMessage::kWaitExplained:
+      if (Worker* worker = find(message.wait_explained().rank())) {
+        worker->explained = rpc::FromProto(message.wait_explained().error());
+      }
+      return;
     case proto::DaemonMessage::kQuery:
       return AnswerQuery(message.query());
     case proto::DaemonMessage::kClaimAnswered:
@@ -511,6 +516,17 @@ void World::Release(Worker& worker, std::uint64_t version, Nanos timeout) {
       std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count()));
   agent(worker.agent).Say(std::move(message));
   executor.RunReady();
+}
+
+Status World::Explain(Worker& worker, std::uint64_t version) {
+  worker.explained.reset();
+  proto::AgentMessage message;
+  *message.mutable_explain_wait()->mutable_rank() = rpc::ToProto(worker.identity);
+  message.mutable_explain_wait()->set_version(version);
+  agent(worker.agent).Say(std::move(message));
+  executor.RunReady();
+  EXPECT_TRUE(worker.explained);
+  return worker.explained.value_or(Status());
 }
 
 void World::Update(Worker& worker, daemon::Selector selector, Nanos timeout,

@@ -43,6 +43,7 @@ struct Worker {
   std::uint64_t content = 0;  ///< what its memory holds: equal numbers, equal bytes
   Outcome claimed;
   std::uint64_t claimed_version = 0;
+  Outcome explained;  ///< what it was told that it waits for
 };
 
 /// An agent without memory: answers what a good agent answers, and errs where it is told to.
@@ -175,6 +176,8 @@ class World {
   void Update(Worker& worker, daemon::Selector selector, Nanos timeout, std::uint64_t version = 0);
   void UpdateAll(const std::string& job, daemon::Selector selector, Nanos timeout,
                  std::uint64_t version = 0, std::uint32_t replica = 0);
+  /// Asks what the worker waits for: its update, or the release of `version`.
+  Status Explain(Worker& worker, std::uint64_t version = 0);
   /// Asks which version the worker's memory holds, and with `alias` a second place of its tensors.
   void Claim(Worker& worker, std::optional<std::uint64_t> alias = {});
   /// What verifying says: the reply, or why there is none.

@@ -288,6 +288,67 @@ TEST_F(ClientTest, WaitsAgainAfterADeadline) {
   EXPECT_OK(outcome.status);
 }
 
+// ---- what a wait that gives up says
+
+TEST_F(ClientTest, SaysWhatARequestWaitsForWhenAWaitEndsFirst) {
+  auto client = RegisteredClient();
+  ASSERT_OK_AND_ASSIGN(const RequestId update, client->Update(wire::Update()));
+  agent_.Play([this] {
+    const auto asked = agent_.Next(MessageType::kUpdate);
+    const auto explain = agent_.Next(MessageType::kExplain);
+    EXPECT_EQ(explain.request, asked.request);
+    agent_.Send(MessageType::kExplained, explain.request,
+                wire::Reply{Status(Code::kDeadlineExceeded, "rank 1 of 2 has not registered",
+                                   Reason::kMissingRank)});
+  });
+  const auto ended = client->Wait(update, 2 * Client::kAskingWait);
+  EXPECT_THAT(ended, IsStatus(Code::kDeadlineExceeded, Reason::kMissingRank));
+  EXPECT_EQ(ended.status().message(), "rank 1 of 2 has not registered");
+  EXPECT_FALSE(client->Done(update));
+  agent_.Play(
+      [this, update] { agent_.Send(MessageType::kUpdated, update.value, wire::Updated()); });
+  ASSERT_OK_AND_ASSIGN(const Outcome outcome, client->Wait(update, kLong));
+  EXPECT_OK(outcome.status);
+}
+
+TEST_F(ClientTest, SaysThatTheAgentIsSilentWhenItIs) {
+  auto client = RegisteredClient();
+  ASSERT_OK_AND_ASSIGN(const RequestId update, client->Update(wire::Update()));
+  for (int i = 0; i < 2; ++i) {
+    const auto ended = client->Wait(update, 2 * Client::kAskingWait);
+    EXPECT_THAT(ended, IsStatus(Code::kDeadlineExceeded, Reason::kNone));
+    EXPECT_NE(ended.status().message().find("has not answered yet"), std::string::npos);
+    if (i == 1) break;
+    // An explanation of the wait before is not one of the next.
+    agent_.Play([this, update] {
+      agent_.Send(MessageType::kExplained, update.value,
+                  wire::Reply{Status(Code::kDeadlineExceeded, "long ago", Reason::kMissingRank)});
+    });
+    agent_.Join();
+    EXPECT_OK(client->Poll());
+  }
+}
+
+TEST_F(ClientTest, ExplainsToACallerThatWaitsInSlices) {
+  auto client = RegisteredClient();
+  const RequestId publish = Publish(*client, 1);
+  client->Explain(publish);
+  agent_.Play([this] {
+    const auto asked = agent_.Next(MessageType::kPublish);
+    const auto explain = agent_.Next(MessageType::kExplain);
+    agent_.Send(MessageType::kExplained, explain.request,
+                wire::Reply{Status(Code::kDeadlineExceeded, "no daemon", Reason::kNotRunning)});
+    agent_.Send(MessageType::kReply, asked.request, wire::Reply());
+    agent_.Send(MessageType::kExplained, explain.request,
+                wire::Reply{Status(Code::kDeadlineExceeded, "too late", Reason::kBusy)});
+  });
+  agent_.Join();
+  ASSERT_OK_AND_ASSIGN(const Outcome outcome, client->Wait(publish, kLong));
+  EXPECT_OK(outcome.status);
+  EXPECT_OK(client->Poll()) << "an explanation that comes after the answer breaks nothing";
+  EXPECT_OK(client->connection());
+}
+
 TEST_F(ClientTest, DropsTheAnswerToAForgottenRequest) {
   auto client = RegisteredClient();
   const RequestId forgotten = Publish(*client, 1);

@@ -1,0 +1,109 @@
+"""What a rank is told whose wait() ends before its request: who is missing and what helps, whatever the cause."""
+
+import os
+import re
+import time
+
+import numpy as np
+import pytest
+
+import tensorbus
+
+
+@pytest.fixture
+def bus():
+    with tensorbus.local() as running:
+        yield running
+
+
+@pytest.fixture
+def connect(bus):
+    clients = []
+
+    def start(role: str, rank: int = 0, rank_count: int = 1, channel: str = "policy") -> tensorbus.Client:
+        client = tensorbus.connect(channel, "trainer" if role == "producer" else "engine", role=role, rank=rank,
+                                   rank_count=rank_count)
+        clients.append(client)
+        holding = tensorbus.Holding()
+        part = 8 // rank_count
+        holding.add("w", np.zeros(part, np.float32), shape=(8,), box=((part * rank, part * rank + part),))
+        client.register(holding)
+        client.start_service()
+        return client
+
+    yield start
+    for client in clients:
+        client.close()
+
+
+def told(request: tensorbus.Request, seconds: float = 1.0) -> str:
+    began = time.monotonic()
+    with pytest.raises(tensorbus.DeadlineError) as caught:
+        request.wait(timeout_s=seconds)
+    assert seconds <= time.monotonic() - began < seconds + 5
+    assert not request.done(), "the request was to go on"
+    assert caught.value.reason == "missing_rank"
+    return str(caught.value)
+
+
+def test_no_trainer(connect):
+    message = told(connect("consumer").update("next", timeout_s=60))
+    assert "a producer of channel policy has not registered; start the trainer, or check the channel's name" in message
+    assert re.search(r"policy/engine replica 0 rank 0 of 1 waited [0-9.]+ s for the next version", message)
+
+
+def test_another_channel(connect):
+    connect("producer")
+    assert "a producer of channel polcy has not registered" in told(connect("consumer", channel="polcy").update("next"))
+
+
+def test_a_missing_rank(connect):
+    connect("producer")
+    assert "rank 1 of 2 has not registered" in told(connect("consumer", 0, 2).update("next"))
+
+
+def test_a_trainer_that_left(connect):
+    trainer, engine = connect("producer"), connect("consumer")
+    trainer.publish(1).wait()
+    assert engine.update("next").wait().version == 1
+    trainer.close()
+    assert "policy/trainer rank 0 of 1" in told(engine.update("next"))
+
+
+def test_a_trainer_that_publishes_nothing(connect):
+    connect("producer")
+    assert "has published nothing newer than version 0" in told(connect("consumer").update("next"))
+
+
+def test_a_slow_engine_is_named_to_the_trainer(connect):
+    trainer = connect("producer")
+    connect("consumer")
+    trainer.publish(1).wait()
+    with pytest.raises(tensorbus.DeadlineError, match="policy/engine replica 0"):
+        trainer.before_write(timeout_s=1)
+
+
+def test_without_a_daemon(bus, connect):
+    engine = connect("consumer")
+    request = engine.update("next", timeout_s=60)
+    os.kill(bus.pids["tensorbusd"], 9)
+    time.sleep(0.5)
+    with pytest.raises(tensorbus.DeadlineError, match="daemon"):
+        request.wait(timeout_s=1)
+
+
+def test_a_wait_without_a_time_ends_with_its_request(connect):
+    engine = connect("consumer")
+    request = engine.update("next", timeout_s=1)
+    began = time.monotonic()
+    with pytest.raises(tensorbus.DeadlineError, match="has not registered"):
+        request.wait()
+    assert request.done() and time.monotonic() - began < 5
+
+
+def test_a_short_wait_asks_nothing_and_returns_at_once(connect):
+    request = connect("consumer").update("next")
+    began = time.monotonic()
+    with pytest.raises(tensorbus.DeadlineError):
+        request.wait(timeout_s=0)
+    assert time.monotonic() - began < 0.5
