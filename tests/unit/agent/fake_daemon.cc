@@ -302,6 +302,15 @@ void FakeDaemon::OnAgentMessage(std::uint64_t link, AgentMessage message) {
       ranks_[key].waiting = message.request_version().request();
       return TryStart(key.job, key.replica);
     }
+    case AgentMessage::kExplainWait: {
+      DaemonMessage answer;
+      proto::WaitExplained& out = *answer.mutable_wait_explained();
+      out.set_request(message.explain_wait().request());
+      *out.mutable_rank() = message.explain_wait().rank();
+      *out.mutable_error() = rpc::ToProto(
+          Status(Code::kDeadlineExceeded, "the fake daemon knows", Reason::kMissingRank));
+      return SendTo(link, answer);
+    }
     case AgentMessage::kSessionReady: {
       const SessionId id{message.session_ready().session()};
       const auto session = sessions_.find(id);

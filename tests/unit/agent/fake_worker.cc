@@ -370,6 +370,11 @@ Result<wire::Frame> FakeWorker::Ask(wire::MessageType type, std::vector<std::byt
   return answer;
 }
 
+Result<wire::Frame> FakeWorker::Explain(std::uint64_t request) {
+  TB_RETURN_IF_ERROR(Send(wire::MessageType::kExplain, request, {}));
+  return Await(request);
+}
+
 Result<wire::Frame> FakeWorker::Await(std::uint64_t request) {
   const TimePoint deadline = Deadline();
   MutexLock lock(mutex_);

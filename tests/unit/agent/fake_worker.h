@@ -83,6 +83,8 @@ class FakeWorker {
   /// Sends any frame and, with a request, waits for its answer.
   Result<wire::Frame> Ask(wire::MessageType type, std::vector<std::byte> body,
                           std::vector<UniqueFd> fds = {});
+  /// Asks what the request of that number waits for; the answer comes under the same one.
+  Result<wire::Frame> Explain(std::uint64_t request);
   /// Sends any frame under any number.
   Status Send(wire::MessageType type, std::uint64_t request, std::vector<std::byte> body,
               std::vector<UniqueFd> fds = {});
