@@ -135,9 +135,10 @@ class Session : public std::enable_shared_from_this<Session> {
   void Expose();
 
   // Moving (session_move.cc).
-  void StartPart(std::size_t part);
+  void StartPulls();
+  std::uint32_t SourceOf(const PendingPull& pull) const;
   void PullNext();
-  void StartPull(PendingPull pull);
+  void StartPull(PendingPull pull, bool more_follow);
   void PullDone(PendingPull pull, Result<transport::PullResult> result);
   Status CheckRoute(const TargetPart& part, const BoundRoute& route,
                     const transport::PullResult& result) const;
@@ -191,6 +192,7 @@ class Session : public std::enable_shared_from_this<Session> {
   std::shared_ptr<const JobLayout> target_layout_;
   std::shared_ptr<const PreparedPlan> plan_;
 
+  std::size_t fenced_ = 0;  ///< targets that answered their fence
   std::deque<PendingPull> waiting_;
   std::size_t in_flight_ = 0;  ///< pulls that have not said Done
   std::size_t busy_ = 0;       ///< work pool jobs that use our memory

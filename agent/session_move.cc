@@ -41,34 +41,53 @@ void Session::Go() {
     phase_ = Phase::kVerified;
     return;
   }
-  for (std::size_t i = 0; i < targets_.size() && running(); ++i) StartPart(i);
-}
-
-// An in_place engine stands still before the first byte; a shadow's bytes disturb nobody.
-void Session::StartPart(std::size_t index) {
-  const auto queue = [this, index] {
-    TargetPart& part = targets_[index];
-    part.results.resize(part.routes->size());
-    if (part.routes->empty()) return PartPulled(index);
-    const TimePoint give_up = host_.executor().Now() + kExposeGrace;
-    for (std::size_t route = 0; route < part.routes->size(); ++route) {
-      waiting_.push_back({.part = index, .route = route, .give_up = give_up});
-    }
-    PullNext();
-  };
-  if (spec_.flip == FlipMode::kShadow) return queue();
-  CallHook(index, wire::MessageType::kFence, queue);
-}
-
-void Session::PullNext() {
-  while (running() && !waiting_.empty() && in_flight_ < kRoutesInFlightMax) {
-    PendingPull pull = waiting_.front();
-    waiting_.pop_front();
-    StartPull(pull);
+  // An in_place engine stands still before the first byte; a shadow's bytes disturb nobody.
+  if (spec_.flip == FlipMode::kShadow) return StartPulls();
+  for (std::size_t i = 0; i < targets_.size() && running(); ++i) {
+    CallHook(i, wire::MessageType::kFence, [this] {
+      if (++fenced_ == targets_.size()) StartPulls();
+    });
   }
 }
 
-void Session::StartPull(PendingPull pull) {
+// All targets at once: they flip together anyway, and what several take from one source is then
+// read once.
+void Session::StartPulls() {
+  const TimePoint give_up = host_.executor().Now() + kExposeGrace;
+  for (std::size_t index = 0; index < targets_.size(); ++index) {
+    TargetPart& part = targets_[index];
+    part.results.resize(part.routes->size());
+    for (std::size_t route = 0; route < part.routes->size(); ++route) {
+      waiting_.push_back({.part = index, .route = route, .give_up = give_up});
+    }
+  }
+  std::stable_sort(
+      waiting_.begin(), waiting_.end(),
+      [this](const PendingPull& a, const PendingPull& b) { return SourceOf(a) < SourceOf(b); });
+  for (std::size_t index = 0; index < targets_.size() && running(); ++index) {
+    if (targets_[index].routes->empty()) PartPulled(index);
+  }
+  PullNext();
+}
+
+std::uint32_t Session::SourceOf(const PendingPull& pull) const {
+  return (*targets_[pull.part].routes)[pull.route].source_rank;
+}
+
+// Whole sources at a time.
+void Session::PullNext() {
+  while (running() && !waiting_.empty() && in_flight_ < kRoutesInFlightMax) {
+    const std::uint32_t source = SourceOf(waiting_.front());
+    for (bool more = true; more && running();) {
+      const PendingPull pull = waiting_.front();
+      waiting_.pop_front();
+      more = !waiting_.empty() && SourceOf(waiting_.front()) == source;
+      StartPull(pull, more);
+    }
+  }
+}
+
+void Session::StartPull(PendingPull pull, bool more_follow) {
   TargetPart& part = targets_[pull.part];
   const BoundRoute& route = (*part.routes)[pull.route];
   const SessionParticipant* source = ParticipantOfSource(route.source_rank);
@@ -88,6 +107,7 @@ void Session::StartPull(PendingPull pull) {
   options.proof = spec_.proof;
   options.deadline = deadline_;
   options.capability = spec_.capability;
+  options.more_follow = more_follow;
   if (!IsOwn(source)) options.peer = EndpointOf(*source, transport->name());
   transport::RouteEnd end = route.At(part.memory->bases());
   end.memory = part.memory->foreign();

@@ -1,68 +1,11 @@
 #include "tensorbus/kernels/copy.h"
 
-#include "tensorbus/kernels/digest_walk.h"
+#include "tensorbus/kernels/copy_walk.h"
 #include "tensorbus/kernels/gather.h"
 
 namespace tensorbus::kernels {
 
 namespace {
-
-/// From here on a transfer does not fit the last-level cache of ordinary machines.
-constexpr std::uint64_t kStreamBytes = std::uint64_t{16} << 20;
-/// Shorter runs are not worth a streaming store: their lines would be written in halves.
-constexpr std::uint64_t kStreamRunBytes = 256;
-
-bool Streams(StoreKind store, std::uint64_t bytes, std::uint64_t run_bytes) {
-  if (run_bytes < kStreamRunBytes) return false;
-  return store == StoreKind::kStream || (store == StoreKind::kAuto && bytes >= kStreamBytes);
-}
-
-using CopyWalk = Walk<3>;  // source memory, target memory, source stream
-
-CopyWalk MakeCopyWalk(const StridedBlock& source, const StridedBlock& target) {
-  return {source,
-          {&source.strides, &target.strides, &source.stream_strides},
-          {AddressOf(source), AddressOf(target), source.stream_offset}};
-}
-
-/// The copying half of a group: the plan's own addresses.
-void CopyGroup(const RunKernels& run, DigestSum& sum, const DigestKey& key, CopyWalk& walk,
-               std::uint64_t bytes) {
-  while (bytes != 0) {
-    const auto rows = walk.Next(bytes);
-    for (std::uint64_t k = 0; k < rows.count; ++k) {
-      run.copy_digest(sum, key, PointerAt(rows.at[1] + k * rows.pitch[1]),
-                      PointerAt(rows.at[0] + k * rows.pitch[0]), rows.at[2] + k * rows.pitch[2],
-                      static_cast<std::size_t>(rows.bytes));
-    }
-    bytes -= rows.bytes * rows.count;
-  }
-}
-
-/// The checking half: reads the target through its own addresses while the source of the next group
-/// is fetched.
-void CheckGroup(const RunKernels& run, DigestSum& sum, const DigestKey& key, Walk<2>& walk,
-                std::uint64_t bytes, const std::byte* ahead) {
-  if (ahead == nullptr || walk.left_in_run() < bytes) {
-    DigestWalk(run, sum, key, walk, bytes);
-    return;
-  }
-  const auto rows = walk.Next(bytes);
-  run.digest_ahead(sum, key, PointerAt(rows.at[0]), rows.at[1],
-                   static_cast<std::size_t>(rows.bytes), ahead);
-}
-
-/// Fetches the source of the next group when it comes in short runs.
-void PrefetchGroup(CopyWalk walk, std::uint64_t bytes) {
-  while (bytes != 0) {
-    const auto rows = walk.Next(bytes);
-    for (std::uint64_t k = 0; k < rows.count; ++k) {
-      const std::byte* row = PointerAt(rows.at[0] + k * rows.pitch[0]);
-      for (std::uint64_t at = 0; at < rows.bytes; at += 64) __builtin_prefetch(row + at, 0, 2);
-    }
-    bytes -= rows.bytes * rows.count;
-  }
-}
 
 /// Blocks whose runs are long enough to be copied and digested in place.
 CopySums ReadbackDirect(const StridedBlock& source, const StridedBlock& check, CopyWalk copy,

@@ -55,6 +55,8 @@ void UnpackRange(std::span<const std::byte> in, std::uint64_t first, const Strid
 
 /// Length in bytes of the longest stretch that is contiguous in the block's memory, over and over.
 std::uint64_t RunBytes(const StridedBlock& block);
+/// The same of what is contiguous in the memory of both.
+std::uint64_t RunBytes(const StridedBlock& source, const StridedBlock& target);
 
 /// Name of the instruction set the kernels were chosen for: "avx512", "avx2" or "portable".
 std::string_view InstructionSet();

@@ -28,11 +28,18 @@ inline void DigestWalk(const RunKernels& run, DigestSum& sum, const DigestKey& k
                        std::uint64_t bytes) {
   while (bytes != 0) {
     const auto rows = walk.Next(bytes);
-    for (std::uint64_t k = 0; k < rows.count; ++k) {
-      run.digest(sum, key, PointerAt(rows.at[0] + k * rows.pitch[0]),
-                 rows.at[1] + k * rows.pitch[1], static_cast<std::size_t>(rows.bytes));
-    }
     bytes -= rows.bytes * rows.count;
+    const std::byte* memory = PointerAt(rows.at[0]);
+    if (rows.count == 1) {
+      run.digest(sum, key, memory, rows.at[1], static_cast<std::size_t>(rows.bytes));
+      continue;
+    }
+    run.digest_rows(sum, key,
+                    {.bytes = static_cast<std::size_t>(rows.bytes),
+                     .count = rows.count,
+                     .source_pitch = rows.pitch[0],
+                     .offset_pitch = rows.pitch[1]},
+                    memory, rows.at[1]);
   }
 }
 

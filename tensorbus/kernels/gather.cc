@@ -80,4 +80,11 @@ std::uint64_t RunBytes(const StridedBlock& block) {
   return block.elements() == 0 ? 0 : MemoryWalk(block).run_bytes();
 }
 
+std::uint64_t RunBytes(const StridedBlock& source, const StridedBlock& target) {
+  if (source.elements() == 0) return 0;
+  return Walk<2>(source, {&source.strides, &target.strides},
+                 {AddressOf(source), AddressOf(target)})
+      .run_bytes();
+}
+
 }  // namespace tensorbus::kernels

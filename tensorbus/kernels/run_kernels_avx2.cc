@@ -36,17 +36,23 @@ struct Sums256 {
     b = _mm256_add_epi64(b, _mm256_mul_epu32(words, keys));
     b = _mm256_add_epi64(b, _mm256_mul_epu32(odd, _mm256_srli_epi64(keys, 32)));
   }
+  void AddTo(BlockSums& sums) const {
+    sums.a += AddLanes(a);
+    sums.b += AddLanes(b);
+  }
 };
 
 struct Avx2Unit {
+  using Lanes = Sums256;
+
   template <Store kStore, bool kAhead>
-  static inline void Words(BlockSums& sums, std::byte* target, const std::byte* source,
-                           std::uint32_t words, std::uint32_t first,
+  static inline void Words(Lanes& lanes, BlockSums& sums, std::byte* target,
+                           const std::byte* source, std::uint32_t words, std::uint32_t first,
                            [[maybe_unused]] const std::byte* ahead) {
     const std::uint32_t* keys = kDigestTable.keys + first;
     std::uint32_t i = 0;
     if (words >= 8) {
-      Sums256 vector;
+      Sums256 vector = lanes;
       __m256i keys0 = Load(keys);
       __m256i keys1 = Load(keys + 8);
       for (; i + 16 <= words; i += 16) {
@@ -75,8 +81,7 @@ struct Avx2Unit {
         vector.Add(words0, keys0, keys + i + kDigestKeyShift);
         i += 8;
       }
-      sums.a += AddLanes(vector.a);
-      sums.b += AddLanes(vector.b);
+      lanes = vector;
     }
     for (; i < words; ++i) {
       const std::uint32_t word = LoadWord(source + std::size_t{4} * i);

@@ -45,8 +45,22 @@ inline void AddPartialWord(BlockSums& sums, const std::byte* memory, std::uint32
   AddWord(sums, value, word);
 }
 
-/// A run inside one block. V::Words() takes the whole words, without their "+ 1": that cover term
-/// comes from the prefix sums of the keys.
+/// What `words` whole words from word `word` of a block add for their "+ 1", from the prefix sums
+/// of the keys.
+inline void AddCover(BlockSums& sums, std::uint32_t word, std::uint32_t words) {
+  const std::uint64_t* prefix = kDigestTable.prefix + word;
+  sums.a += kDigestOnes * (prefix[words] - prefix[0]);
+  sums.b += kDigestOnes * (prefix[words + kDigestKeyShift] - prefix[kDigestKeyShift]);
+}
+
+/// A block's sums are complete, or all that this call has of them.
+inline void AddBlock(DigestSum& sum, const DigestKey& key, std::uint64_t block,
+                     const BlockSums& sums) {
+  sum.a += sums.a * DigestMultiplier(key.a, block);
+  sum.b += sums.b * DigestMultiplier(key.b, block);
+}
+
+/// A run inside one block. V::Words() takes the whole words, without their "+ 1".
 template <class V, Store kStore, bool kAhead>
 inline void AddSegment(DigestSum& sum, const DigestKey& key, std::byte* target,
                        const std::byte* source, std::uint64_t offset, std::size_t bytes,
@@ -69,18 +83,17 @@ inline void AddSegment(DigestSum& sum, const DigestKey& key, std::byte* target,
   }
   const auto words = static_cast<std::uint32_t>(bytes / 4);
   if (words != 0) {
-    V::template Words<kStore, kAhead>(sums, target, source, words, word, ahead);
-    const std::uint64_t* prefix = kDigestTable.prefix + word;
-    sums.a += kDigestOnes * (prefix[words] - prefix[0]);
-    sums.b += kDigestOnes * (prefix[words + kDigestKeyShift] - prefix[kDigestKeyShift]);
+    typename V::Lanes lanes;
+    V::template Words<kStore, kAhead>(lanes, sums, target, source, words, word, ahead);
+    lanes.AddTo(sums);
+    AddCover(sums, word, words);
   }
   if (const auto tail = static_cast<std::uint32_t>(bytes % 4); tail != 0) {
     const std::size_t at = std::size_t{4} * words;
     AddPartialWord(sums, source + at, word + words, 0, tail);
     if constexpr (kStore != Store::kNone) std::memcpy(target + at, source + at, tail);
   }
-  sum.a += sums.a * DigestMultiplier(key.a, block);
-  sum.b += sums.b * DigestMultiplier(key.b, block);
+  AddBlock(sum, key, block, sums);
 }
 
 template <class V, Store kStore, bool kAhead = false>
@@ -95,6 +108,40 @@ inline void AddRun(DigestSum& sum, const DigestKey& key, std::byte* target, cons
     offset += part;
     bytes -= part;
   }
+}
+
+/// Rows of whole words that cross no block's edge share the lanes' sums as long as they stay in one
+/// block; any other row is a run of its own.
+template <class V, Store kStore>
+inline void AddRows(DigestSum& sum, const DigestKey& key, const RunKernels::Rows& rows,
+                    std::byte* target, const std::byte* source, std::uint64_t offset) {
+  typename V::Lanes lanes;
+  BlockSums sums;
+  std::uint64_t block = offset / kDigestBlockBytes;
+  const auto words = static_cast<std::uint32_t>(rows.bytes / 4);
+  for (std::uint64_t k = 0; k < rows.count; ++k) {
+    const std::uint64_t within = offset % kDigestBlockBytes;
+    if (((within | rows.bytes) & 3) != 0 || within + rows.bytes > kDigestBlockBytes) {
+      AddRun<V, kStore>(sum, key, target, source, offset, rows.bytes);
+    } else {
+      if (offset / kDigestBlockBytes != block) {
+        lanes.AddTo(sums);
+        AddBlock(sum, key, block, sums);
+        lanes = {};
+        sums = {};
+        block = offset / kDigestBlockBytes;
+      }
+      const auto word = static_cast<std::uint32_t>(within / 4);
+      V::template Words<kStore, false>(lanes, sums, target, source, words, word, nullptr);
+      AddCover(sums, word, words);
+      sum.bytes += rows.bytes;
+    }
+    if constexpr (kStore != Store::kNone) target += rows.target_pitch;
+    source += rows.source_pitch;
+    offset += rows.offset_pitch;
+  }
+  lanes.AddTo(sums);
+  AddBlock(sum, key, block, sums);
 }
 
 /// Streaming needs whole target lines. When those do not fall together with the stream's words, a
@@ -139,6 +186,12 @@ RunKernels MakeRunKernels(std::string_view name) {
              std::uint64_t offset, std::size_t bytes) {
             AddRun<V, Store::kPlain>(sum, key, target, source, offset, bytes);
           },
+      .digest_rows =
+          [](DigestSum& sum, const DigestKey& key, const RunKernels::Rows& rows,
+             const std::byte* memory, std::uint64_t offset) {
+            AddRows<V, Store::kNone>(sum, key, rows, nullptr, memory, offset);
+          },
+      .copy_digest_rows = AddRows<V, Store::kPlain>,
       .stream_digest = StreamRun<V>,
       .copy = V::Copy,
       .stream = V::Stream,

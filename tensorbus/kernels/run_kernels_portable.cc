@@ -5,8 +5,12 @@ namespace {
 
 /// One word at a time; streaming stores become plain ones.
 struct ScalarUnit {
+  /// Nothing is put off.
+  struct Lanes {
+    void AddTo(BlockSums& /*sums*/) const {}
+  };
   template <Store kStore, bool kAhead>
-  static void Words(BlockSums& sums, std::byte* target, const std::byte* source,
+  static void Words(Lanes& /*lanes*/, BlockSums& sums, std::byte* target, const std::byte* source,
                     std::uint32_t words, std::uint32_t first, const std::byte* ahead) {
     if constexpr (kAhead) {
       for (std::size_t at = 0; at < std::size_t{4} * words; at += 64) {

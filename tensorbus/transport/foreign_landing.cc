@@ -1,9 +1,11 @@
 #include "tensorbus/transport/foreign_landing.h"
 
 #include <algorithm>
+#include <array>
 #include <vector>
 
 #include "tensorbus/base/check.h"
+#include "tensorbus/kernels/joint_copy.h"
 #include "tensorbus/kernels/walk.h"
 #include "tensorbus/transport/route_check.h"
 
@@ -261,6 +263,41 @@ void LandParts(PullState& pull, const RouteEnd& source, std::span<const BlockPar
       context, source, parts,
       [&pull](std::uint32_t block, const Landing& landing) { pull.Add(block, landing); });
   if (!landed.ok()) pull.Fail(landed.Annotate(RouteName(pull.key())));
+}
+
+void LandJointly(std::span<const JointPart> parts, kernels::StoreKind store,
+                 const LandingHook& hook) {
+  if (parts.size() < 2 || hook != nullptr) {
+    for (const JointPart& part : parts) {
+      LandParts(*part.pull, *part.source, std::span(&part.part, 1), store, hook);
+    }
+    return;
+  }
+  std::array<kernels::JointCopy, kernels::kJointMax> copies;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const std::uint32_t block = parts[i].part.block;
+    const TargetEnd& target = parts[i].pull->target();
+    copies[i] = {.source = &parts[i].source->blocks[block],
+                 .target = &target.block(block),
+                 .check = &target.check(block),
+                 .range = parts[i].part.range,
+                 .sums = {}};
+  }
+  const std::span<kernels::JointCopy> joint = std::span(copies).first(parts.size());
+  const Proof proof = parts.front().pull->options().proof;
+  if (ReadsBack(proof)) {
+    kernels::CopyJointReadback(joint);
+  } else if (proof == Proof::kOff) {
+    kernels::CopyJoint(joint, store);
+  } else {
+    kernels::CopyJointDigest(joint, store);
+  }
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    Landing landing = {.source = copies[i].sums.source, .target = copies[i].sums.source};
+    if (ReadsBack(proof)) landing.target = copies[i].sums.target;
+    landing.intact = landing.source == landing.target;
+    parts[i].pull->Add(parts[i].part.block, landing);
+  }
 }
 
 }  // namespace tensorbus::transport

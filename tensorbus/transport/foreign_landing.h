@@ -54,6 +54,18 @@ Status LandForeign(const LandingContext& context, const RouteEnd& source,
 void LandParts(PullState& pull, const RouteEnd& source, std::span<const BlockPart> parts,
                kernels::StoreKind store, const LandingHook& hook);
 
+/// A part of one pull of several that share a pass over their source.
+struct JointPart {
+  PullState* pull = nullptr;
+  const RouteEnd* source = nullptr;
+  BlockPart part;
+};
+
+/// LandParts() for one part of each of several pulls with both ends in this process's memory and no
+/// aliases, at most kernels::kJointMax, in one pass over their sources.
+void LandJointly(std::span<const JointPart> parts, kernels::StoreKind store,
+                 const LandingHook& hook);
+
 /// Writes parts that lie packed in `packed` to all their places in the foreign target.
 Status WritePacked(const TargetEnd& target, std::span<const BlockPart> parts,
                    std::span<const std::byte> packed, TimePoint deadline);

@@ -81,6 +81,9 @@ struct PullOptions {
   std::string
       peer;  ///< where the source's transport listens, as its endpoint() said; "" for this process
   Capability capability = {};  ///< of the session; what the source was exposed with
+  /// Other pulls of this session, out of the same source rank, follow at once, and the last of them
+  /// has this not set: a transport may begin them together. Until then none need begin.
+  bool more_follow = false;
 };
 
 /// Moves the bytes of routes from exposed sources to local targets.

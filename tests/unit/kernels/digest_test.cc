@@ -143,6 +143,43 @@ TEST(RunKernels, AgreeWithTheReferenceAndTouchNothingElse) {
   }
 }
 
+/// Rows at any pitch, whole words or not, in one block or over several, touch what they name.
+TEST(RunKernels, RowsAgreeWithTheReferenceRowByRow) {
+  Random random(5);
+  std::vector<std::byte> source(60000);
+  testing::FillRandom(random, source);
+  for (const RunKernels* kernels : AllKernels()) {
+    SCOPED_TRACE(std::string(kernels->name));
+    for (int round = 0; round < 600; ++round) {
+      RunKernels::Rows rows;
+      rows.bytes = Pick(random, 0, 2) == 0 ? Pick(random, 1, 500) : 4 * Pick(random, 1, 128);
+      rows.count = Pick(random, 1, 40);
+      rows.source_pitch = rows.bytes + Pick(random, 0, 700);
+      rows.target_pitch = rows.bytes + Pick(random, 0, 70);
+      rows.offset_pitch = rows.bytes + Pick(random, 0, 2) * Pick(random, 0, 900);
+      const std::uint64_t offset = 2 * Pick(random, 0, 1 << 20);
+      const std::byte* from = source.data() + Pick(random, 0, 70);
+      std::vector<std::byte> expected(30000, std::byte{0xa5});
+      DigestSum want;
+      const std::ptrdiff_t place = 64;
+      for (std::uint64_t k = 0; k < rows.count; ++k) {
+        const std::byte* row = from + k * rows.source_pitch;
+        AddDigestReference(want, kKey1, row, offset + k * rows.offset_pitch, rows.bytes);
+        std::copy(row, row + rows.bytes,
+                  expected.begin() + place + static_cast<std::ptrdiff_t>(k * rows.target_pitch));
+      }
+      DigestSum sum;
+      kernels->digest_rows(sum, kKey1, rows, from, offset);
+      ASSERT_EQ(sum, want) << rows.count << " rows of " << rows.bytes;
+      std::vector<std::byte> target(30000, std::byte{0xa5});
+      sum = {};
+      kernels->copy_digest_rows(sum, kKey1, rows, target.data() + place, from, offset);
+      ASSERT_EQ(sum, want) << rows.count << " rows of " << rows.bytes;
+      ASSERT_EQ(target, expected);
+    }
+  }
+}
+
 TEST(Digest, AnyCutAddsUp) {
   Random random(2);
   std::vector<std::byte> data(30000);
