@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -64,6 +65,24 @@ def test_unknown_option_is_bad_usage(script: str) -> None:
     answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert answer.returncode == 2
     assert "--no-such-option" in answer.stderr
+
+
+def test_a_build_is_not_made_again_because_ci_is_set_otherwise(tmp_path: Path) -> None:
+    """But one that let warnings pass is, for whoever wants them to be errors."""
+    script = '''
+        . scripts/lib/common.sh; . scripts/lib/steps.sh
+        step() { echo "$1" >&3; }; hash_tree() { echo "$sources"; }
+        mkdir -p "$TB_VENV/bin"; touch "$TB_VENV/bin/tensorbusctl"; chmod +x "$TB_VENV/bin/tensorbusctl"
+        for round in $1; do CI=${round%/*} sources=${round#*/}; echo "[$round]" >&3; ensure_build; done'''
+
+    def built(rounds: str) -> list[str]:
+        said = subprocess.run(["bash", "-euc", f"exec 3>&1; {script}", "-", rounds], cwd=ROOT, capture_output=True, text=True, timeout=60,
+                              env={**os.environ, "TENSORBUS_VENV": str(tmp_path / rounds.replace("/", "-")[:8])})
+        assert said.returncode == 0, said.stderr
+        return [part.split("]")[0] for part in said.stdout.split("[")[1:] if "build (" in part]
+
+    assert built("true/a /a 1/a true/a /b true/b") == ["true/a", "/b", "true/b"]
+    assert built("/a 1/a true/a /a true/a") == ["/a", "true/a"]
 
 
 def test_stages_are_listed_from_any_folder(tmp_path: Path) -> None:
