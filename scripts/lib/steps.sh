@@ -85,6 +85,7 @@ ensure_build() {
   step "install into ${TB_VENV#"$TB_ROOT"/}" install_into_venv
   [ "${CI:-}" != true ] || remember strict-build "$digest"
   remember build "$digest"
+  note "the programs are in ${TB_VENV#"$TB_ROOT"/}/bin; \`. $TB_VENV/bin/activate\` puts them on PATH"
 }
 
 configure() {

@@ -50,6 +50,7 @@ def quickstart(tmp_path: Path, *arguments: str, timeout_s: float = 550) -> str:
     assert answer.returncode == 0, answer.stderr[-3000:]
     lines = answer.stdout.strip().splitlines()
     assert lines[-1] == "verified"
+    assert "next: `" in answer.stderr
     assert (tmp_path / "report.html").stat().st_size > 1000
     return answer.stdout
 

@@ -113,8 +113,8 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="tb-docs-") as name:
         folder = Path(name)
         (folder / "share").symlink_to(ROOT / "share")
-        for path, text in {"scripts/quickstart": QUICKSTART, ".venv/bin/python": 'exec "$PYTHON" "$@"'}.items():
-            (folder / path).parent.mkdir(parents=True)
+        for path, text in {"scripts/quickstart": QUICKSTART, ".venv/bin/python": 'exec "$PYTHON" "$@"', ".venv/bin/activate": ""}.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_text(f"#!/bin/sh\n{text}\n")
             (folder / path).chmod(0o755)
         for layout in ("trainer.json", "engine.json", "A.json", "B.json"):

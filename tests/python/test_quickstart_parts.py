@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ from tensorbus.models.made import DEFAULT, make_folder
 from tensorbus.quickstart.__main__ import choose_tp, main, parse
 from tensorbus.quickstart.events import Emitter, Event, LineReader
 from tensorbus.quickstart.leaks import WARM_UP, Usage, find_leaks, own_usage, usage_of
+from tensorbus.quickstart.next_steps import command, next_steps
 from tensorbus.quickstart.processes import ProcessFailed, Processes
 from tensorbus.quickstart.report import _nice_ceiling, bar_chart, median, render_report
 from tensorbus.quickstart.services import wait_for_socket
@@ -201,6 +203,25 @@ def test_the_missing_are_named_at_every_stage() -> None:
 @pytest.mark.parametrize(("value", "ceiling"), [(0, 1), (0.3, 0.5), (1, 1), (1.1, 2), (2.2, 2.5), (26, 50), (0.0071, 0.01)])
 def test_axis_ends_at_a_round_number(value: float, ceiling: float) -> None:
     assert _nice_ceiling(value) == pytest.approx(ceiling)
+
+
+def test_the_next_step_is_a_command_that_works_from_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "env" / "bin"
+    folder.mkdir(parents=True)
+    for name in ("tensorbusctl", "python", "activate"):
+        (folder / name).write_text("#!/bin/sh\necho ran\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("TENSORBUS_BIN", str(folder))
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    for cwd, ctl in ((tmp_path, "env/bin/tensorbusctl"), (Path("/"), str(folder)[1:] + "/tensorbusctl"), (Path("/usr"), f"{folder}/tensorbusctl")):
+        monkeypatch.chdir(cwd)
+        assert command("tensorbusctl") == ctl
+        assert subprocess.run(["sh", "-c", command("tensorbusctl")], capture_output=True, text=True, check=True).stdout == "ran\n"
+        said = next_steps()
+        assert f"`{ctl} up`" in said and f"`. {ctl.removesuffix('tensorbusctl')}activate`" in said and "docs/trainer.md" in said
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    assert "`tensorbusctl up`" in next_steps() and "activate" not in next_steps()
 
 
 def test_report_is_self_contained_and_escaped() -> None:

@@ -111,6 +111,7 @@ def main(argv: list[str]) -> int:
         model = choose_model(options)
         # After the model is there: these bring rich and, through the jobs, torch.
         from .launcher import Options, RunFailed, log_folder, run, show
+        from .next_steps import next_steps
         from .services import start_services
 
         settings = Settings(
@@ -146,6 +147,7 @@ def main(argv: list[str]) -> int:
         for leak in result.leaks:
             print(f"leak: {leak}", file=sys.stderr)
         return 1
+    print(next_steps(), file=sys.stderr)
     print("verified")
     return 0
 
