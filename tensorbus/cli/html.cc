@@ -24,7 +24,12 @@ p.sub { color: var(--soft); margin: 0 0 16px; }
 .fact span { color: var(--soft); font-size: 13px; }
 svg { width: 100%; height: auto; display: block; } svg text { fill: var(--ink); font-size: 13px; }
 svg text.soft { fill: var(--soft); font-size: 12px; }
-.scroll { overflow-x: auto; }
+/* A shadow at a side says that the table goes on there. */
+.scroll { overflow-x: auto; background:
+  linear-gradient(to right, var(--page) 40%, transparent) 0 0 / 36px 100% no-repeat local,
+  linear-gradient(to left, var(--page) 40%, transparent) 100% 0 / 36px 100% no-repeat local,
+  linear-gradient(to right, var(--line), transparent) 0 0 / 14px 100% no-repeat,
+  linear-gradient(to left, var(--line), transparent) 100% 0 / 14px 100% no-repeat; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums;
   margin-top: 14px; }
 th, td { text-align: right; padding: 5px 10px; border-bottom: 1px solid var(--line);

@@ -24,11 +24,15 @@ p.sub { color: var(--soft); margin: 0 0 22px; }
 .fact b { display: block; font-size: 20px; font-variant-numeric: tabular-nums; } .fact span { color: var(--soft); font-size: 13px; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(330px, 1fr)); gap: 20px; }
 svg { width: 100%; height: auto; display: block; } svg text { fill: var(--soft); font-size: 11px; }
-.scroll { overflow-x: auto; }
+/* A shadow at a side says that the table goes on there. */
+.scroll { overflow-x: auto; background: linear-gradient(to right, var(--page) 40%, transparent) 0 0 / 36px 100% no-repeat local,
+          linear-gradient(to left, var(--page) 40%, transparent) 100% 0 / 36px 100% no-repeat local,
+          linear-gradient(to right, var(--line), transparent) 0 0 / 14px 100% no-repeat,
+          linear-gradient(to left, var(--line), transparent) 100% 0 / 14px 100% no-repeat; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: 6px 10px; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; font-size: 13px; } td.ok { color: var(--good); font-weight: 600; }
-td.digest { font: 12px ui-monospace, monospace; } td.digest, th.left { text-align: left; }
+td.digest { font: 12px ui-monospace, monospace; white-space: normal; } td.digest, th.left { text-align: left; }
 """
 
 
@@ -86,7 +90,7 @@ def render_report(title: str, facts: Sequence[tuple[str, str]], rows: Sequence[V
     lines = "".join(
         f"<tr><td>{row.version}</td><td>{row.loss:.4f}</td><td>{row.bytes:,}</td><td>{row.seconds:.3f}</td>"
         f"<td>{row.copy_seconds_max:.3f}</td><td>{row.gb_per_s:.2f}</td><td>{row.flip_spread_ms:.1f}</td>"
-        f'<td class="digest">{row.digest}</td><td class="ok">{sum(row.elements.values()):,} elements</td></tr>' for row in rows)
+        f'<td class="digest">{row.digest[:16]}<wbr>{row.digest[16:]}</td><td class="ok">{sum(row.elements.values()):,} elements</td></tr>' for row in rows)
     leak_text = ""
     if leaks is not None:
         inner = "".join(f"<li>{html.escape(leak)}</li>" for leak in leaks) or "<li>none: memory, descriptors, threads and shared " \
