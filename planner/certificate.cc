@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <limits>
-#include <numeric>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "planner/arrival_lists.h"
 #include "planner/certificate_tables.h"
 #include "planner/relay_certificate.h"
 #include "planner/tiling.h"
@@ -34,9 +34,8 @@ bool Among(const std::vector<std::uint32_t>& ranks, std::uint32_t rank) {
 
 /// Checks what each target rank gets, one rank after the other.
 ///
-/// Per rank the ops are sorted by tensor, by counting. Tensors of one pair of holdings mostly get
-/// the very same ops; the geometry of such a list is proven once, and of the others it is only
-/// checked that their lists are equal.
+/// Per rank each op is put on the list of what its tensor gets. Tensors of one pair of holdings
+/// mostly get the very same ops and so have one list; its geometry is proven once.
 class Checker {
  public:
   Checker(const JobLayout& source, const JobLayout& target, const Plan& plan, CheckedTables tables)
@@ -68,18 +67,18 @@ class Checker {
   }
 
  private:
-  /// A tensor that the current target needs.
-  struct Need {
-    std::uint32_t tensor = 0;
-    const RankBoxes* boxes = nullptr;
-    std::uint32_t proven = 0;  // the need whose arrivals, which are the very same, were looked at
-    std::uint32_t passed = 0;  // of such a need: the arrival that was last seen to be passed on
+  /// Where the lists of the tensors of a pair of holdings begin.
+  struct Beginning {
+    std::uint64_t group = 0;  ///< which holding of which target; 0: none
+    std::uint32_t list = 0;
   };
-  /// The last list of arrivals that was proven for a source holding and the current group of needs.
-  struct Proven {
-    std::uint64_t group = 0;  ///< which needs of which target; 0: none
-    std::uint32_t need = 0;
+  /// What was found out of a list of arrivals.
+  struct Proof {
+    bool done = false;
     std::uint64_t elements = 0;
+    std::size_t first = 0;  ///< its arrivals are [first, first + count) of `arrivals_`
+    std::size_t count = 0;
+    std::size_t passed = 0;  ///< the arrival that was last seen to be passed on
   };
 
   /// Of a pair of holdings, the box that was last found to lie on both ends of a route.
@@ -152,41 +151,63 @@ class Checker {
     for (const Route& route : plan_.routes) {
       if (route.relayed) passed_on_[route.source].push_back(&route);
     }
-    need_of_.assign(target_.tensors.size(), kNotNeeded);
-    proven_.resize(source_.holdings.size());
+    list_of_.assign(target_.tensors.size(), kNotNeeded);
+    beginnings_.resize(source_.holdings.size());
   }
 
   /// `routes` are those of one target rank.
   Status CheckTarget(std::uint32_t rank, std::span<const Route> routes) {
-    for (const Need& need : needs_) need_of_[need.tensor] = kNotNeeded;
-    needs_.clear();
+    BeginLists(rank);
+    TB_RETURN_IF_ERROR(FillLists(routes));
+    proofs_.assign(lists_.size(), {});
+    arrivals_.clear();
     for (const auto& [holding, boxes] : holdings_of_[rank]) {
-      for (const std::uint32_t t : tensors_of_[holding]) {
-        need_of_[t] = static_cast<std::uint32_t>(needs_.size());
-        needs_.push_back({.tensor = t, .boxes = boxes});
-      }
-    }
-    TB_RETURN_IF_ERROR(SortOps(routes));
-    std::uint32_t at = 0;
-    for (const auto& [holding, boxes] : holdings_of_[rank]) {
-      ++group_;
-      for (std::size_t i = 0; i < tensors_of_[holding].size(); ++i, ++at)
-        TB_RETURN_IF_ERROR(CheckNeed(at));
+      for (const std::uint32_t t : tensors_of_[holding]) TB_RETURN_IF_ERROR(CheckNeed(t, *boxes));
     }
     for (const Route* route : passed_on_[rank]) TB_RETURN_IF_ERROR(CheckRelay(*route));
+    for (const auto& [holding, boxes] : holdings_of_[rank]) {
+      for (const std::uint32_t t : tensors_of_[holding]) list_of_[t] = kNotNeeded;
+    }
+    return {};
+  }
+
+  /// Tensors with the same holding on either side, and no others, begin with the same list.
+  void BeginLists(std::uint32_t rank) {
+    lists_.Clear();
+    for (const auto& [holding, boxes] : holdings_of_[rank]) {
+      ++group_;
+      for (const std::uint32_t t : tensors_of_[holding]) {
+        Beginning& beginning = beginnings_[tables_.matches[t].holding];
+        if (beginning.group != group_) beginning = {group_, lists_.Begin()};
+        list_of_[t] = beginning.list;
+      }
+    }
+  }
+
+  /// What arrives of a tensor is listed by source, then box.
+  Status FillLists(std::span<const Route> routes) {
+    for (const Route& route : routes) {
+      const auto number = static_cast<std::uint32_t>(&route - plan_.routes.data());
+      for (const RouteOp& op : std::span(plan_.ops).subspan(route.first_op, route.op_count)) {
+        std::uint32_t& list = list_of_[op.tensor];
+        if (list == kNotNeeded)
+          return CertificateFault(DescribeOp(target_, plan_, route, op) +
+                                  ": the target asked for no part of the tensor");
+        list = lists_.Longer(list, {number, op.box});
+      }
+    }
     return {};
   }
 
   /// What the current target passes on along a route has reached it before.
   Status CheckRelay(const Route& route) {
     for (const RouteOp& op : std::span(plan_.ops).subspan(route.first_op, route.op_count)) {
-      const std::uint32_t at = need_of_[op.tensor];
-      // Then none of it arrives, or SortOps() had refused it: a fault, since no box is empty.
-      if (at == kNotNeeded) return CheckPassedOn(target_, plan_, {}, route, op);
-      const std::uint32_t proven = needs_[at].proven;
-      Need& need = needs_[proven];
-      const std::span<const Arrival> arrivals = ArrivalsOf(proven);
-      if (!PassedAsItCame(arrivals, route, op.box, &need.passed))
+      const std::uint32_t list = list_of_[op.tensor];
+      // Then none of it arrives, or FillLists() had refused it: a fault, since no box is empty.
+      if (list == kNotNeeded) return CheckPassedOn(target_, plan_, {}, route, op);
+      Proof& proof = proofs_[list];
+      const std::span<const Arrival> arrivals = ArrivalsOf(proof);
+      if (!PassedAsItCame(arrivals, route, op.box, &proof.passed))
         TB_RETURN_IF_ERROR(CheckPassedOn(target_, plan_, arrivals, route, op));
     }
     return {};
@@ -195,72 +216,46 @@ class Checker {
   /// Whether the very box arrives in time. That is how it mostly is, in the order of arrivals, so
   /// the search goes on at the last that was found.
   bool PassedAsItCame(std::span<const Arrival> arrivals, const Route& route, std::uint32_t box,
-                      std::uint32_t* last) const {
+                      std::size_t* last) const {
     const auto is_it = [&](const Arrival& arrival) { return arrival.box == box; };
-    const auto from = arrivals.begin() + *last;
+    const auto from = arrivals.begin() + static_cast<std::ptrdiff_t>(*last);
     auto found = std::find_if(from, arrivals.end(), is_it);
     if (found == arrivals.end()) found = std::find_if(arrivals.begin(), from, is_it);
     if (found == arrivals.end() || !is_it(*found)) return false;
-    *last = static_cast<std::uint32_t>(found - arrivals.begin());
+    *last = static_cast<std::size_t>(found - arrivals.begin());
     return ArrivesBefore(plan_.routes[found->route], route.round);
   }
 
+  std::span<const Arrival> ArrivalsOf(const Proof& proof) const {
+    return std::span(arrivals_).subspan(proof.first, proof.count);
+  }
+
   /// What the current target gets of a tensor that it needs.
-  std::span<const Arrival> ArrivalsOf(std::uint32_t need) const {
-    const std::uint32_t first = need == 0 ? 0 : ends_[need - 1];
-    return std::span(sorted_).subspan(first, ends_[need] - first);
-  }
-
-  /// Fills `sorted_`: by need, then source, then box.
-  Status SortOps(std::span<const Route> routes) {
-    std::size_t count = 0;
-    ends_.assign(needs_.size(), 0);
-    for (const Route& route : routes) {
-      for (const RouteOp& op : std::span(plan_.ops).subspan(route.first_op, route.op_count)) {
-        const std::uint32_t need = need_of_[op.tensor];
-        if (need == kNotNeeded)
-          return CertificateFault(DescribeOp(target_, plan_, route, op) +
-                                  ": the target asked for no part of the tensor");
-        ++ends_[need];
-      }
-      count += route.op_count;
+  Status CheckNeed(std::uint32_t tensor, const RankBoxes& boxes) {
+    const std::uint32_t list = list_of_[tensor];
+    Proof& proof = proofs_[list];
+    if (!proof.done) {
+      proof.first = arrivals_.size();
+      lists_.Read(list, &arrivals_);
+      proof.count = arrivals_.size() - proof.first;
+      TB_RETURN_IF_ERROR(CheckGeometry(tensor, boxes, ArrivalsOf(proof)));
+      for (const Arrival& arrival : ArrivalsOf(proof))
+        proof.elements += tables_.volumes[arrival.box];
+      proof.done = true;
     }
-    std::exclusive_scan(ends_.begin(), ends_.end(), ends_.begin(), 0U);
-    sorted_.resize(count);
-    for (const Route& route : routes) {
-      const auto number = static_cast<std::uint32_t>(&route - plan_.routes.data());
-      for (const RouteOp& op : std::span(plan_.ops).subspan(route.first_op, route.op_count))
-        sorted_[ends_[need_of_[op.tensor]]++] = {number, op.box};
-    }
+    certificate_.bytes += proof.elements * tables_.matches[tensor].item_bytes;
     return {};
   }
 
-  Status CheckNeed(std::uint32_t at) {
-    Need& need = needs_[at];
-    const std::span<const Arrival> arrivals = ArrivalsOf(at);
-    const auto& [held, item_bytes] = tables_.matches[need.tensor];
-    Proven& proven = proven_[held];
-    const auto same = [&](const std::span<const Arrival>& before) {
-      return std::equal(arrivals.begin(), arrivals.end(), before.begin(), before.end());
-    };
-    if (proven.group != group_ || !same(ArrivalsOf(proven.need))) {
-      TB_RETURN_IF_ERROR(CheckGeometry(need, arrivals));
-      proven = {group_, at, 0};
-      for (const Arrival& arrival : arrivals) proven.elements += tables_.volumes[arrival.box];
-    }
-    need.proven = proven.need;
-    certificate_.bytes += proven.elements * item_bytes;
-    return {};
-  }
-
-  Status CheckGeometry(const Need& need, std::span<const Arrival> arrivals) {
-    const TensorSpec& spec = target_.tensors[need.tensor].spec;
-    const std::vector<Box>& wanted = need.boxes->boxes;
+  Status CheckGeometry(std::uint32_t tensor, const RankBoxes& boxes,
+                       std::span<const Arrival> arrivals) {
+    const TensorSpec& spec = target_.tensors[tensor].spec;
+    const std::vector<Box>& wanted = boxes.boxes;
     tiles_.resize(std::max(tiles_.size(), wanted.size()));
     for (std::size_t b = 0; b < wanted.size(); ++b) tiles_[b].clear();
     for (const Arrival& arrival : arrivals) {
       const Route& route = plan_.routes[arrival.route];
-      const RouteOp op = {need.tensor, arrival.box};
+      const RouteOp op = {tensor, arrival.box};
       TB_RETURN_IF_ERROR(CheckSource(route, op));
       const Box& box = plan_.boxes[arrival.box];
       std::size_t b = 0;
@@ -273,10 +268,10 @@ class Checker {
       if (tiling_.Exact(wanted[b], tiles_[b])) continue;
       const TilingFault fault = FirstTilingFault(wanted[b], tiles_[b]);
       const auto dims = static_cast<std::size_t>(spec.shape.rank());
-      return CertificateFault(fmt::format(
-          "tensor '{}': target {}, box {}: element [{}] is {}", spec.name, need.boxes->rank,
-          wanted[b].ToString(), fmt::join(std::span(fault.at).first(dims), ", "),
-          fault.twice ? "written more than once" : "never written"));
+      return CertificateFault(
+          fmt::format("tensor '{}': target {}, box {}: element [{}] is {}", spec.name, boxes.rank,
+                      wanted[b].ToString(), fmt::join(std::span(fault.at).first(dims), ", "),
+                      fault.twice ? "written more than once" : "never written"));
     }
     return {};
   }
@@ -288,14 +283,14 @@ class Checker {
   std::vector<std::vector<std::uint32_t>> tensors_of_;  // by target holding
   std::vector<std::vector<std::pair<std::uint32_t, const RankBoxes*>>> holdings_of_;  // by target
   std::vector<std::vector<const Route*>> passed_on_;  // by target that sends
+  std::vector<Sent> sent_;                            // by source holding
   // Of the current target:
-  std::vector<Need> needs_;             // holding by holding
-  std::vector<std::uint32_t> need_of_;  // by tensor
-  std::vector<std::uint32_t> ends_;     // by need, of its arrivals in `sorted_`
-  std::vector<Arrival> sorted_;
-  std::uint64_t group_ = 0;              // of needs of one holding
-  std::vector<Sent> sent_;               // by source holding
-  std::vector<Proven> proven_;           // by source holding, for the group's target holding
+  std::vector<std::uint32_t> list_of_;  // by tensor: what arrives of it, or kNotNeeded
+  ArrivalLists lists_;
+  std::vector<Proof> proofs_;            // by list
+  std::vector<Arrival> arrivals_;        // of the lists that were proven
+  std::uint64_t group_ = 0;              // of tensors of one holding
+  std::vector<Beginning> beginnings_;    // by source holding, for the group's target holding
   std::vector<std::vector<Box>> tiles_;  // by needed box; scratch
   TilingCheck tiling_;
   Certificate certificate_;

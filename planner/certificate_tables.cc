@@ -119,15 +119,17 @@ class TableCheck {
   }
 
   Status CheckOps(const Route& route) const {
+    const std::span<const CheckedTables::Match> matches = checked_.matches;
+    const std::span<const std::uint64_t> volumes = checked_.volumes;
     std::uint64_t bytes = 0;
-    const RouteOp* previous = nullptr;
+    std::uint64_t least = 0;  // that may come next, tensor and box as one number
     for (const RouteOp& op : std::span(plan_.ops).subspan(route.first_op, route.op_count)) {
-      if (op.tensor >= checked_.matches.size()) return OpFault(route, op, "no such tensor");
-      if (op.box >= checked_.volumes.size()) return OpFault(route, op, "no such box");
-      if (previous != nullptr && *previous >= op)
-        return OpFault(route, op, "out of order or repeated");
-      bytes += checked_.volumes[op.box] * checked_.matches[op.tensor].item_bytes;
-      previous = &op;
+      if (op.tensor >= matches.size()) return OpFault(route, op, "no such tensor");
+      if (op.box >= volumes.size()) return OpFault(route, op, "no such box");
+      const std::uint64_t place = std::uint64_t{op.tensor} << 32 | op.box;
+      if (place < least) return OpFault(route, op, "out of order or repeated");
+      bytes += volumes[op.box] * matches[op.tensor].item_bytes;
+      least = place + 1;
     }
     if (bytes == route.bytes) return {};
     return CertificateFault(

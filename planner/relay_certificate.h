@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <span>
 
@@ -12,7 +13,7 @@ struct Arrival {
   std::uint32_t route = 0;  ///< index into Plan::routes
   std::uint32_t box = 0;    ///< index into Plan::boxes
 
-  friend bool operator==(const Arrival&, const Arrival&) = default;
+  friend auto operator<=>(const Arrival&, const Arrival&) = default;
 };
 
 /// Whether what a route brings may be passed on in a round.

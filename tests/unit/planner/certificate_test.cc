@@ -122,6 +122,22 @@ TEST_F(CertificateTest, OpsForARankThatNeedsNothingOfTheTensorAreSeen) {
               HasSubstr("the target asked for no part of the tensor"));
 }
 
+TEST_F(CertificateTest, TheSameOpsOfTwoTensorsMayBeRightForOneAlone) {
+  // Tensor 'b' of source 1 is where that of source 2 was.
+  const JobLayout source = source_;
+  source_.holdings.push_back(source_.holdings[0]);
+  std::swap(source_.holdings[1].ranks[1].boxes, source_.holdings[1].ranks[2].boxes);
+  source_.tensors[1].holding = 1;
+  EXPECT_THAT(CheckPlan(source_, target_, topology_, plan_).status().message(),
+              HasSubstr("tensor 'b': op from source 1 to target 0, box [2:4, 0:2]: not inside"));
+  // Target 1 wants one more column of it.
+  target_.holdings.push_back(target_.holdings[0]);
+  target_.holdings[1].ranks[1].boxes = {MakeBox({{0, 6}, {1, 4}})};
+  target_.tensors[1].holding = 1;
+  EXPECT_THAT(CheckPlan(source, target_, topology_, plan_).status().message(),
+              HasSubstr("tensor 'b': target 1, box [0:6, 1:4]: element [0, 1] is never written"));
+}
+
 TEST_F(CertificateTest, OverlappingOpsAreSeenWhereTheBytesAddUp) {
   // Target 1 gets rows 1-2 twice and row 5 never: as many bytes as it should.
   const Status status = AfterOps([](std::vector<CopyOp>& ops) {
