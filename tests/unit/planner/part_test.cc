@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <functional>
+#include <tuple>
 
 #include "planner/certificate.h"
 #include "planner/class_plan.h"
@@ -50,6 +51,74 @@ TEST_F(PartTest, HasTheRoutesOfItsRanksAndNoOthers) {
       EXPECT_EQ(part.routes[r], routes[r]);
     }
     EXPECT_OK(CheckPart(pair_.source, pair_.target, topology_, part, ranks));
+  }
+}
+
+/// What a class plan says of one of its routes, by tensor, then box.
+std::vector<CopyOp> OpsSaid(const ClassPlan& classes, std::uint32_t number) {
+  const Route& route = classes.routes[number];
+  std::vector<CopyOp> ops;
+  for (std::size_t c = 0; c < classes.classes.size(); ++c) {
+    for (const Passage& p : classes.passages[c]) {
+      const auto path = classes.paths[p.path];
+      if (std::count(path.begin(), path.end(), number) == 0) continue;
+      for (std::uint32_t i = p.first; i < p.last; ++i) {
+        ops.push_back({classes.classes[c].tensors[i], route.source, route.target, route.local,
+                       route.relayed, classes.boxes[p.box]});
+      }
+    }
+  }
+  std::sort(ops.begin(), ops.end(), [](const CopyOp& a, const CopyOp& b) {
+    return std::tie(a.tensor, a.box) < std::tie(b.tensor, b.box);
+  });
+  return ops;
+}
+
+/// Ops per run of tensors: few and many are written in different ways.
+std::uint64_t OpsPerRun(const ClassPlan& classes, const Plan& plan) {
+  std::uint64_t runs = 0;
+  for (const std::vector<Passage>& passages : classes.passages) {
+    for (const Passage& p : passages) runs += classes.paths[p.path].size();
+  }
+  return plan.ops.size() / runs;
+}
+
+TEST(WriteOut, SaysOfEachRouteWhatTheClassPlanSays) {
+  for (const std::uint32_t layers : {3U, 200U}) {
+    const JobPair pair = SmallModel(layers);
+    const Topology topology = DefaultTopology(6, 4, true);
+    for (const bool relays : {false, true}) {
+      SCOPED_TRACE(::testing::Message() << layers << " layers, relays " << relays);
+      const PlanOptions options = {.relays = relays};
+      ASSERT_OK_AND_ASSIGN(const LayoutMatch match,
+                           MatchLayouts(pair.source, pair.target, options, nullptr));
+      ASSERT_OK_AND_ASSIGN(const ClassPlan classes,
+                           BuildClassPlan(match, topology, nullptr, options));
+      std::vector<std::vector<CopyOp>> said;
+      for (std::uint32_t r = 0; r < classes.routes.size(); ++r) said.push_back(OpsSaid(classes, r));
+      const auto said_of = [&](const RankSelection& ranks) {
+        std::vector<CopyOp> ops;
+        for (std::size_t r = 0; r < said.size(); ++r) {
+          const Route& route = classes.routes[r];
+          const auto& senders = route.relayed ? ranks.targets : ranks.sources;
+          if (std::count(ranks.targets.begin(), ranks.targets.end(), route.target) != 0 ||
+              std::count(senders.begin(), senders.end(), route.source) != 0) {
+            ops.insert(ops.end(), said[r].begin(), said[r].end());
+          }
+        }
+        return ops;
+      };
+      const Plan plan = WriteOut(classes);
+      EXPECT_TRUE(AllOps(plan) == said_of({{0, 1, 2, 3, 4, 5}, {0, 1, 2, 3}}));
+      // A part of few ranks has gaps, tensors of a class that it does not touch.
+      std::vector<RankSelection> parts = {{{1}, {2}}, {{0, 5}, {1, 3}}};
+      for (std::uint32_t rank = 0; rank < 6; ++rank) parts.push_back({{rank}, {}});
+      for (std::uint32_t rank = 0; rank < 4; ++rank) parts.push_back({{}, {rank}});
+      for (const RankSelection& ranks : parts)
+        EXPECT_TRUE(AllOps(PlanForRanks(classes, ranks)) == said_of(ranks));
+      EXPECT_EQ(OpsPerRun(classes, plan) >= 32, layers == 200);
+      EXPECT_OK(CheckPlan(pair.source, pair.target, topology, plan));
+    }
   }
 }
 
