@@ -187,7 +187,11 @@ class WorkerDesk {
   void LeaveAtDaemon(const Rank& rank, bool on_purpose, const std::string& why,
                      bool returns = false);
   void RegisterAnew(Worker& worker, const std::string& why);
-  void AnswerRegistered(Worker& worker, const Status& status, ChannelEpoch epoch);
+  struct JoinedChannel {
+    ChannelEpoch epoch;
+    Version latest_version;
+  };
+  void AnswerRegistered(Worker& worker, const Status& status, const JoinedChannel& joined);
   // worker_publish.cc
   void OnPublish(Worker& worker, wire::Frame frame);
   void MakeSnapshot(Worker& worker);

@@ -277,12 +277,13 @@ void WorkerDesk::OnRankRegistered(const proto::RankRegistered& message) {
     if (worker->daemon_register_request != message.request()) continue;
     worker->daemon_register_request = 0;
     const Status status = rpc::FromProto(message.error());
-    const ChannelEpoch epoch{message.channel_epoch()};
-    if (worker->register_request != 0) return AnswerRegistered(*worker, status, epoch);
+    const JoinedChannel joined{.epoch = ChannelEpoch{message.channel_epoch()},
+                               .latest_version = Version{message.latest_version()}};
+    if (worker->register_request != 0) return AnswerRegistered(*worker, status, joined);
     Rank& rank = *worker->rank;
     if (!status.ok()) return BreakOff(*worker, status.Annotate("registering again"));
     rank.registered = true;
-    rank.epoch = epoch;
+    rank.epoch = joined.epoch;
     // What was asked of a daemon that is gone is asked of this one.
     if (worker->update.has_value()) AskUpdate(*worker);
     for (const auto& [version, pending] : worker->releases) AskRelease(*worker, version, pending);
@@ -292,23 +293,25 @@ void WorkerDesk::OnRankRegistered(const proto::RankRegistered& message) {
   }
 }
 
-void WorkerDesk::AnswerRegistered(Worker& worker, const Status& status, ChannelEpoch epoch) {
+void WorkerDesk::AnswerRegistered(Worker& worker, const Status& status,
+                                  const JoinedChannel& joined) {
   Rank& rank = *worker.rank;
   wire::Registered answer;
   answer.status = status;
   if (status.ok()) {
     rank.registered = true;
-    rank.epoch = epoch;
+    rank.epoch = joined.epoch;
     answer.mode = rank.memory->mode();
     answer.why = rank.memory->why();
     answer.expected_gb_per_s = rank.memory->expected_gb_per_s();
-    answer.epoch = epoch;
+    answer.epoch = joined.epoch;
+    answer.latest_version = joined.latest_version;
     answer.register_seconds = worker.register_seconds;
     answer.prefault_seconds = worker.prefault_seconds;
     Log(LogLevel::kInfo, "rank_registered",
         {{"rank", rank.Name()},
          {"bytes", rank.pieces->piece_bytes()},
-         {"epoch", epoch.value},
+         {"epoch", joined.epoch.value},
          {"prefault_seconds", fmt::format("{:.3f}", worker.prefault_seconds)}});
   } else {
     Log(LogLevel::kWarn, "rank_refused", {{"rank", rank.Name()}, {"error", status}});

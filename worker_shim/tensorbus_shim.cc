@@ -329,6 +329,7 @@ tb_status tb_register(tb_client* client, const tb_register_options* options, tb_
     result.mode = static_cast<uint32_t>(registered.mode);
     result.expected_gb_per_s = registered.expected_gb_per_s;
     result.epoch = registered.epoch.value;
+    result.latest_version = registered.latest_version.value;
     result.register_seconds = registered.register_seconds;
     result.prefault_seconds = registered.prefault_seconds;
     WriteText(registered.why, result.why, sizeof result.why);

@@ -27,7 +27,7 @@ extern "C" {
 #endif
 
 /* Grows with every addition to this file. tb_abi_version() says what the library has. */
-#define TB_ABI_VERSION 1
+#define TB_ABI_VERSION 2
 TB_API uint32_t tb_abi_version(void);
 /* "0.1.0"; static. */
 TB_API const char* tb_version(void);
@@ -182,6 +182,9 @@ typedef struct tb_registered {
   double register_seconds;
   double prefault_seconds;
   char why[512]; /* why this mode; zero-ended */
+  /* The newest version of the channel, 0: none; of a job that began anew the newest before it did,
+   * the same for all its ranks. The next to publish is above it. */
+  uint64_t latest_version;
 } tb_registered;
 
 /* `out` may be null. When a registration that was to replace another fails after the agent heard of

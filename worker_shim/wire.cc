@@ -336,6 +336,7 @@ void Put(ByteWriter& out, const Registered& message) {
   PutText(out, message.why);
   out.Put(message.expected_gb_per_s);
   Put(out, message.epoch);
+  Put(out, message.latest_version);
   out.Put(message.register_seconds);
   out.Put(message.prefault_seconds);
 }
@@ -345,6 +346,7 @@ void Get(ByteReader& in, Registered& message) {
   message.why = GetText(in);
   message.expected_gb_per_s = GetAmount(in);
   Get(in, message.epoch);
+  Get(in, message.latest_version);
   message.register_seconds = GetAmount(in);
   message.prefault_seconds = GetAmount(in);
 }

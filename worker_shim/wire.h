@@ -167,6 +167,9 @@ struct Registered {
   std::string why;               ///< why this mode; for people
   double expected_gb_per_s = 0;  ///< rough speed of this mode on this host, 0 if unknown
   ChannelEpoch epoch;
+  /// The newest version of the channel; of a job that began anew, the newest before it did. The
+  /// next one to publish is above it.
+  Version latest_version;
   double register_seconds = 0;
   double prefault_seconds = 0;
 };

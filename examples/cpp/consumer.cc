@@ -1,4 +1,4 @@
-// An engine of one rank: takes versions until it has the third, and looks at every element.
+// An engine of one rank: takes three versions, and looks at every element of each.
 
 #include <cstdlib>
 
@@ -55,12 +55,12 @@ int main() {
   const auto registered = client->Register(options);
   if (!registered.ok()) return example::Fail(registered.status());
 
-  for (tb::Version live; live.value < 3;) {
+  for (int taken = 0; taken < 3; ++taken) {
     auto update = client->Update({.selector = tb::client::Selector::kNext});
     if (!update.ok()) return example::Fail(update.status());
     const auto updated = update->Wait(60s);
     if (!updated.ok()) return example::Fail(updated.status());
-    live = updated->version;
+    const tb::Version live = updated->version;
     const bool right = Holds(weights, live.value);
     std::printf("version %llu is live: %llu bytes, %s\n",
                 static_cast<unsigned long long>(live.value),

@@ -53,7 +53,9 @@ int main() {
   const auto registered = client->Register(options);
   if (!registered.ok()) return example::Fail(registered.status());
 
-  for (std::uint64_t version = 1; version <= 3; ++version) {
+  // Versions only grow, also from one run to the next on the same bus.
+  const std::uint64_t latest = registered->latest_version.value;
+  for (std::uint64_t version = latest + 1; version <= latest + 3; ++version) {
     // Waits until nobody reads the version before.
     const auto waited = client->BeforeWrite(60s);
     if (!waited.ok()) return example::Fail(waited.status());

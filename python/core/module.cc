@@ -144,6 +144,7 @@ py::dict ToDict(const client::Registered& r) {
   out["why"] = r.why;
   out["expected_gb_per_s"] = r.expected_gb_per_s;
   out["epoch"] = r.epoch.value;
+  out["latest_version"] = r.latest_version.value;
   out["register_seconds"] = r.register_seconds;
   out["prefault_seconds"] = r.prefault_seconds;
   return out;

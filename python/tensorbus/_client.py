@@ -79,12 +79,17 @@ def _name(value: Any, what: str) -> str:
 
 @dataclass(frozen=True)
 class Registered:
-    """How the agent reaches this rank's memory, and why so. `mode` is mapped, cma or bucket."""
+    """How the agent reaches this rank's memory, and why so. `mode` is mapped, cma or bucket.
+
+    `latest_version` is the newest version of the channel, 0 for none; of a trainer that began anew the newest before it did,
+    the same for all its ranks. The next to publish is above it.
+    """
 
     mode: str
     why: str
     expected_gb_per_s: float
     epoch: int
+    latest_version: int
     register_seconds: float
     prefault_seconds: float
 

@@ -4,6 +4,7 @@ A trainer:
 
     publisher = tensorbus.torch.publish(model, channel="policy")     # after fully_shard(), before the first step
     publisher.fence(optimizer)                                       # no write before the bus has let go
+    version = publisher.latest_version + 1                           # versions only grow
     …
     publisher.publish(version).wait(timeout_s=60)
 
@@ -315,6 +316,14 @@ class _End:
     def memory(self) -> Registered:
         """How the agent reaches the tensors, and why so."""
         return self._registered
+
+    @property
+    def latest_version(self) -> int:
+        """The channel's newest version when this registered, 0 for none: a trainer's first version is one above it.
+
+        All ranks of a trainer that begins anew see the same number.
+        """
+        return self._registered.latest_version
 
     @property
     def aliases(self) -> dict[str, str]:

@@ -265,6 +265,7 @@ Result<Registered> Client::Register(const RegisterOptions& options) {
                     .why = out.why,
                     .expected_gb_per_s = out.expected_gb_per_s,
                     .epoch = ChannelEpoch{out.epoch},
+                    .latest_version = Version{out.latest_version},
                     .register_seconds = out.register_seconds,
                     .prefault_seconds = out.prefault_seconds};
 }

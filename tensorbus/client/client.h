@@ -66,6 +66,9 @@ struct Registered {
   std::string why;
   double expected_gb_per_s = 0;
   ChannelEpoch epoch;
+  /// The newest version of the channel, 0 for none; of a job that began anew the newest before it
+  /// did, the same for all its ranks. The next to publish is above it.
+  Version latest_version;
   double register_seconds = 0;
   double prefault_seconds = 0;
 };

@@ -152,6 +152,7 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
   void EndRegistering(const RankKey& key, const Status& status);
   void AnswerRegister(const std::string& agent, std::uint64_t request, const RankIdentity* identity,
                       const Status& status);
+  static Version LatestFor(const Channel& channel, const RankIdentity& identity);
   void AssembleProducer(Channel& channel, const RankKey& last);
   void ProducerAssembled(std::uint64_t number, const RankKey& last,
                          Result<std::shared_ptr<const LayoutEntry>> assembled);

@@ -201,6 +201,7 @@ void Core::BeginGeneration(Channel& channel, const RankIdentity& identity, const
   producer.job = identity.job;
   producer.rank_count = identity.rank_count;
   producer.fresh = true;
+  producer.begun_above = channel.newest;
   ++channel.epoch.value;
 }
 

@@ -116,6 +116,15 @@ void Core::EndRegistering(const RankKey& key, const Status& status) {
   AnswerRegister(registering.agent, message.request(), &registering.identity, status);
 }
 
+// What the ranks of a job that began anew hear is the same for all of them, also for one that comes
+// when the first have published already: from it they count their versions.
+Version Core::LatestFor(const Channel& channel, const RankIdentity& identity) {
+  if (identity.role == Role::kConsumer || !channel.producer.fresh) return channel.newest;
+  const auto rank = channel.producer.ranks.find(identity.rank);
+  const bool back = rank != channel.producer.ranks.end();
+  return std::max(channel.producer.begun_above, back ? rank->second.published : Version());
+}
+
 void Core::AnswerRegister(const std::string& agent, std::uint64_t request,
                           const RankIdentity* identity, const Status& status) {
   proto::RankRegistered reply;
@@ -127,7 +136,7 @@ void Core::AnswerRegister(const std::string& agent, std::uint64_t request,
   } else {
     const Channel& channel = channels_.at(identity->channel);
     reply.set_channel_epoch(channel.epoch.value);
-    reply.set_latest_version(channel.newest.value);
+    reply.set_latest_version(LatestFor(channel, *identity).value);
     Log(LogLevel::kInfo, "rank_registered",
         {{"rank", identity->ToString()}, {"agent", agent}, {"epoch", channel.epoch.value}});
   }

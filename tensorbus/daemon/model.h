@@ -125,7 +125,8 @@ struct Producer {
   std::map<std::uint32_t, ProcessMark> marks;  ///< of this generation, also of ranks that left
   /// Names the work that puts the ranks' layouts together now; 0 for none.
   std::uint64_t assembly = 0;
-  bool fresh = false;  ///< begun by a new process in this daemon's life, not by one that came back
+  bool fresh = false;   ///< begun by a new process in this daemon's life, not by one that came back
+  Version begun_above;  ///< fresh: the channel's newest version then
   std::shared_ptr<const LayoutEntry> layout;  ///< once all ranks are there
 
   bool complete() const { return layout != nullptr; }

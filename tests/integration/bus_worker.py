@@ -56,7 +56,7 @@ class Worker:
         if hooks:
             self.bus.set_hook(lambda event: self.hooks.append(event.kind))
         registered = self.bus.register(holding, private_mode=mode, **options)
-        return {"mode": registered.mode, "why": registered.why, "epoch": registered.epoch}
+        return {"mode": registered.mode, "why": registered.why, "epoch": registered.epoch, "latest": registered.latest_version}
 
     def write(self, version: int, fence: bool = True, timeout_s: float = 20.0) -> dict:
         if fence:

@@ -195,6 +195,21 @@ def test_versions_never_go_back(jobs):
         assert answer["reason"] == "stale_version"
 
 
+def test_a_trainer_that_is_run_again_goes_on_from_the_latest_version(jobs):
+    for first in (1, 3):
+        trainer = jobs("producer")
+        # The first rank publishes before the second has come.
+        assert trainer[0].do("register")["latest"] == first - 1
+        trainer[0].do("write", version=first)
+        trainer[0].do("publish", version=first, policy="skip")
+        assert trainer[1].do("register")["latest"] == first - 1
+        trainer[1].do("write", version=first)
+        trainer[1].do("publish", version=first, policy="skip")
+        step(trainer, first + 1, policy="skip")
+        for rank in trainer:
+            rank.end()
+
+
 def test_a_channel_has_one_publisher(jobs, bus):
     trainer = jobs("producer")
     all_of(trainer, "register")
@@ -268,17 +283,18 @@ def test_the_examples_in_cpp_run(bus):
     folder = Path(tensorbus.__file__).parent.parent.parent / "examples"
     if not (folder / "example_producer").exists():
         pytest.skip("the C++ examples were not built")
-    pair = [subprocess.Popen([str(folder / name)], stdout=subprocess.PIPE, text=True)
-            for name in ("example_producer", "example_consumer")]
-    try:
-        outputs = [process.communicate(timeout=SECONDS)[0] for process in pair]
-    finally:
-        for process in pair:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-    assert [process.returncode for process in pair] == [0, 0], outputs
-    assert "version 3 is live" in outputs[1] and outputs[1].count("verified") == outputs[1].count("live")
+    for last in (3, 6):  # the second time on the same bus
+        pair = [subprocess.Popen([str(folder / name)], stdout=subprocess.PIPE, text=True)
+                for name in ("example_producer", "example_consumer")]
+        try:
+            outputs = [process.communicate(timeout=SECONDS)[0] for process in pair]
+        finally:
+            for process in pair:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+        assert [process.returncode for process in pair] == [0, 0], outputs
+        assert f"version {last} is live" in outputs[1] and outputs[1].count("verified") == outputs[1].count("live") == 3
 
 
 MODULE_JOB = """

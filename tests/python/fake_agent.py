@@ -13,7 +13,7 @@ from pathlib import Path
 HELLO, ATTACH, REGISTER, PUBLISH, RELEASE, UPDATE, CANCEL, HOOK_DONE, BUCKET_DONE, CLAIM, GOODBYE, PING = range(1, 13)
 WELCOME, REPLY, REGISTERED, RELEASED, FENCE, FLIP_BEGIN, LIVE, UPDATED, PACK, UNPACK, BUCKET, CLAIMED, PONG, BROKEN_OFF = range(64, 78)
 
-PROTOCOL = 3
+PROTOCOL = 4
 SECONDS = 10.0
 
 
@@ -95,7 +95,7 @@ class FakeAgent:
             assert kind == REGISTER
             self.registrations.append(body)
             self.send(REGISTERED, request, status() + struct.pack("<B", mode) + text("because") +
-                      struct.pack("<dQdd", 1.5, 2, 0.1, 0.2))
+                      struct.pack("<dQQdd", 1.5, 2, 8, 0.1, 0.2))
             return
 
     def accept_and_register(self) -> None:

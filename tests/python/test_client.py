@@ -141,7 +141,7 @@ def test_registration_says_what_lies_where(agent):
         holding.add("b", both[12:])
         client.attach(arena)
         registered = client.register(holding)
-    assert registered == tensorbus.Registered("mapped", "because", 1.5, 2, 0.1, 0.2)
+    assert registered == tensorbus.Registered("mapped", "because", 1.5, 2, 8, 0.1, 0.2)
     # The two halves touch: one stretch of private memory.
     assert agent.segments == [(True, 1 << 16, arena.address), (False, 24 * 8, both.ctypes.data)]
     body = agent.registrations[0]

@@ -186,29 +186,40 @@ def test_commands_of_a_block(block: Block, scratch: Path) -> None:
 @pytest.mark.integration
 @pytest.mark.parametrize("jobs", JOBS, ids=lambda jobs: "+".join(f"{page}:{name}" for page, _, name, _ in jobs))
 def test_examples_run_together(jobs: list[tuple[str, str, str, int]], scratch: Path) -> None:
-    """Every rank of every job is a process; an engine fails unless it ends with exactly the trainer's weights."""
+    """Every rank of every job is a process; an engine fails unless it ends with exactly the trainer's weights.
+
+    A trainer that is an example is run a second time on the same bus, as its reader will.
+    """
     pytest.importorskip("torch")
     import tensorbus
 
-    processes: dict[str, subprocess.Popen] = {}
     with tensorbus.local():
-        try:
-            for page, heading, surroundings, count in jobs:
-                example = of(page, heading) if page else ""
-                for rank in range(count):
-                    with (scratch / f"{surroundings}-{rank}.py").open("w+") as code:
-                        code.write(example)
-                        code.seek(0)
-                        processes[f"{page or surroundings} rank {rank}"] = subprocess.Popen(
-                            [sys.executable, JOB, surroundings, str(rank), str(count), scratch], stdin=code, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo",
-                                                                                  "OMP_NUM_THREADS": "1"}, start_new_session=True)
-            for name, process in processes.items():
-                said, _ = process.communicate(timeout=120)
-                assert process.returncode == 0, f"{name}\n{said[-4000:]}"
-        finally:
-            for process in processes.values():
-                end_group(process)
+        trainer_page = jobs[0][0]
+        for again in range(2 if trainer_page else 1):
+            folder = scratch / f"run-{again}"
+            folder.mkdir()
+            run_jobs(jobs, folder)
+
+
+def run_jobs(jobs: list[tuple[str, str, str, int]], folder: Path) -> None:
+    processes: dict[str, subprocess.Popen] = {}
+    try:
+        for page, heading, surroundings, count in jobs:
+            example = of(page, heading) if page else ""
+            for rank in range(count):
+                with (folder / f"{surroundings}-{rank}.py").open("w+") as code:
+                    code.write(example)
+                    code.seek(0)
+                    processes[f"{page or surroundings} rank {rank}"] = subprocess.Popen(
+                        [sys.executable, JOB, surroundings, str(rank), str(count), folder], stdin=code, text=True,
+                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "GLOO_SOCKET_IFNAME": "lo",
+                                                                              "OMP_NUM_THREADS": "1"}, start_new_session=True)
+        for name, process in processes.items():
+            said, _ = process.communicate(timeout=120)
+            assert process.returncode == 0, f"{name}\n{said[-4000:]}"
+    finally:
+        for process in processes.values():
+            end_group(process)
 
 
 def test_every_python_example_has_surroundings() -> None:

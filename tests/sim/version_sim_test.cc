@@ -325,6 +325,30 @@ TEST_F(VersionSim, BeginsANewEpochWhenTheTrainerRestarts) {
   EXPECT_EQ(world_.worker("engine", 0).live, 6U);
 }
 
+TEST_F(VersionSim, AllRanksOfATrainerHearTheSameLatestVersionWheneverTheyCome) {
+  Start();
+  world_.PublishAll("trainer", 5);
+  for (const std::uint32_t rank : {0U, 1U}) world_.Leave(world_.worker("trainer", rank));
+  World::JobOptions again;
+  again.pid = 2000;
+  const auto latest = [&](std::uint32_t rank, const World::JobOptions& options) {
+    Worker& worker = world_.Register("a", "trainer", Role::kProducer, rank, 2, options);
+    EXPECT_OK(worker.registered.value());
+    return worker.latest;
+  };
+  EXPECT_EQ(latest(0, again), 5U);
+  world_.Publish(world_.worker("trainer", 0), 6);
+  EXPECT_EQ(latest(1, again), 5U) << "it begins where the first rank began";
+  world_.Publish(world_.worker("trainer", 1), 6);
+  EXPECT_OK(world_.worker("trainer", 1).published.value());
+  EXPECT_EQ(world_.Register("b", "late", Role::kConsumer, 0, 1, {}).latest, 6U);
+  // One that comes back goes on from what it published.
+  world_.Leave(world_.worker("trainer", 0));
+  again.known_epoch = world_.worker("trainer", 1).epoch;
+  again.live_version = 6;
+  EXPECT_EQ(latest(0, again), 6U);
+}
+
 TEST_F(VersionSim, ForgetsEmptyChannelsAndNoEpochComesTwice) {
   Start();
   world_.PublishAll("trainer", 5);

@@ -407,6 +407,7 @@ void FakeDaemon::OnRegister(std::uint64_t link, const proto::RegisterRank& messa
   }
   ranks_[RankKey::Of(identity)] = std::move(state);
   answer.mutable_rank_registered()->set_channel_epoch(epoch_);
+  answer.mutable_rank_registered()->set_latest_version(latest_);
   executor_.PostAfter(register_time_, [this, link, answer] { SendTo(link, answer); });
 }
 

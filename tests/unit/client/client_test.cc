@@ -93,6 +93,7 @@ TEST_F(CppClient, PassesOnARegistrationWhole) {
   EXPECT_EQ(registered.mode, MemoryMode::kBucket);
   EXPECT_EQ(registered.why, "because");
   EXPECT_EQ(registered.epoch, ChannelEpoch{3});
+  EXPECT_EQ(registered.latest_version, Version{8});
   EXPECT_EQ(seen.registration.tensors, options.tensors);
   EXPECT_EQ(seen.registration.pieces, options.pieces);
   EXPECT_EQ(seen.registration.segment_bytes, (std::vector<std::uint64_t>{4096, 64}));

@@ -87,6 +87,7 @@ class FakeAgent {
       answer.mode = mode;
       answer.why = "because";
       answer.epoch = ChannelEpoch{3};
+      answer.latest_version = Version{8};
       Send(wire::MessageType::kRegistered, frame.request, answer);
       return wire::Decode<wire::Register>(frame.body).value();
     }

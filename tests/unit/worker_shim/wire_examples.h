@@ -74,6 +74,7 @@ inline Registered Example() {
           .why = "private memory",
           .expected_gb_per_s = 2.5,
           .epoch = ChannelEpoch{4},
+          .latest_version = Version{7},
           .register_seconds = 0.25,
           .prefault_seconds = 0.5};
 }
