@@ -14,6 +14,32 @@
 namespace tensorbus::worker_shim {
 namespace {
 
+/// Where an agent listens that was not told otherwise.
+std::string UsualAgentSocket() {
+  // Read once per connection, as getenv goes: nobody should change the environment meanwhile.
+  const char* ours = std::getenv("TENSORBUS_RUNTIME_DIR");  // NOLINT(concurrency-mt-unsafe)
+  if (ours != nullptr && *ours != '\0') return std::string(ours) + "/agent.sock";
+  const char* user = std::getenv("XDG_RUNTIME_DIR");  // NOLINT(concurrency-mt-unsafe)
+  if (user != nullptr && *user != '\0') return std::string(user) + "/tensorbus/agent.sock";
+  return fmt::format("/tmp/tensorbus-{}/agent.sock", ::getuid());
+}
+
+/// To end a message about a socket that need not be an agent's.
+std::string WhereAgentsListen(const std::string& path) {
+  const std::string usual = UsualAgentSocket();
+  if (path == usual) return "";
+  return fmt::format(
+      "; the agent that `tensorbusctl up` starts listens at {}, another one's socket "
+      "is named when connecting or in TENSORBUS_AGENT_SOCKET",
+      usual);
+}
+
+Status NotAnAgents(const std::string& path, std::string_view why, int error = 0) {
+  return {Code::kInvalidArgument,
+          fmt::format("{} is not an agent's socket: {}{}", path, why, WhereAgentsListen(path)),
+          Reason::kNone, error};
+}
+
 Status ConnectFailure(int error, const std::string& path) {
   switch (error) {
     case ENOENT:
@@ -34,8 +60,7 @@ Status ConnectFailure(int error, const std::string& path) {
           Reason::kNone, error};
     case EPROTOTYPE:
     case ENOTSOCK:
-      return {Code::kInvalidArgument, fmt::format("{} is not an agent's socket", path),
-              Reason::kNone, error};
+      return NotAnAgents(path, "it is no stream socket", error);
     default:
       return ErrnoStatus(error, fmt::format("connecting to the agent at {}", path));
   }
@@ -44,14 +69,22 @@ Status ConnectFailure(int error, const std::string& path) {
 }  // namespace
 
 std::string DefaultAgentSocket() {
-  // Read once per connection, as getenv goes: nobody should change the environment meanwhile.
   const char* chosen = std::getenv("TENSORBUS_AGENT_SOCKET");  // NOLINT(concurrency-mt-unsafe)
-  if (chosen != nullptr && *chosen != '\0') return chosen;
-  const char* ours = std::getenv("TENSORBUS_RUNTIME_DIR");  // NOLINT(concurrency-mt-unsafe)
-  if (ours != nullptr && *ours != '\0') return std::string(ours) + "/agent.sock";
-  const char* user = std::getenv("XDG_RUNTIME_DIR");  // NOLINT(concurrency-mt-unsafe)
-  if (user != nullptr && *user != '\0') return std::string(user) + "/tensorbus/agent.sock";
-  return fmt::format("/tmp/tensorbus-{}/agent.sock", ::getuid());
+  return chosen != nullptr && *chosen != '\0' ? chosen : UsualAgentSocket();
+}
+
+Status NoWelcome(const std::string& path, const Status& why) {
+  if (why.reason() == Reason::kMalformed) {
+    return NotAnAgents(path, "what listens there does not speak the agent's protocol");
+  }
+  // An agent that is killed or stopped just then behaves so as well.
+  const bool late = why.code() == Code::kDeadlineExceeded;
+  return {why.code(),
+          fmt::format("{} may not be an agent's socket: what listens there {}{}", path,
+                      late ? "has not said a word of the agent's protocol in time"
+                           : "closed the connection without a word of the agent's protocol",
+                      WhereAgentsListen(path)),
+          why.reason(), why.native()};
 }
 
 Result<AgentProcess> ConnectToAgent(const std::string& path, std::optional<uid_t> uid,

@@ -16,6 +16,13 @@ namespace tensorbus::worker_shim {
 /// /tmp/tensorbus-UID.
 std::string DefaultAgentSocket();
 
+/// What to say when whoever listens at `path` gave no welcome but failed with `why`: what listens
+/// there may be no agent, and where agents usually listen.
+///
+/// Always a failure: kInvalidArgument when what came is none of an agent's words, else `why`'s code
+/// and reason.
+Status NoWelcome(const std::string& path, const Status& why);
+
 /// The agent at the other end, as the kernel knows it.
 struct AgentProcess {
   UniqueFd socket;

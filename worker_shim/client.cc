@@ -20,6 +20,9 @@ namespace {
 
 using wire::MessageType;
 
+/// A welcome is a status and a name; what another program says first looks like a far longer frame.
+constexpr std::uint32_t kFirstFrameMax = 64U << 10;
+
 /// For an answer to arrive that the agent gives at a deadline of its own.
 constexpr Nanos kAnswerSlack = std::chrono::milliseconds(500);
 
@@ -76,7 +79,7 @@ Status Client::Open(TimePoint deadline) {
   TB_ASSIGN_OR_RETURN(AgentProcess agent,
                       ConnectToAgent(options_.agent_socket, options_.agent_uid, deadline));
   wire::FrameWriter writer;
-  wire::FrameReader reader;
+  wire::FrameReader first(kFirstFrameMax);
   std::vector<UniqueFd> fds;
   fds.emplace_back(::fcntl(page_fd_.get(), F_DUPFD_CLOEXEC, 0));
   if (!fds[0].valid()) return ErrnoStatus(errno, "duplicating the control page");
@@ -88,14 +91,12 @@ Status Client::Open(TimePoint deadline) {
 
   const std::string where = fmt::format("agent at {}", options_.agent_socket);
   // A peer that refuses us may close before it has read everything: its answer counts, not that.
-  const Status sent = wire::FlushBefore(agent.socket.get(), writer, deadline);
-  Result<wire::Frame> frame = wire::ReadBefore(agent.socket.get(), reader, deadline);
-  if (!frame.ok()) return (sent.ok() ? frame.status() : sent).Annotate(where);
+  [[maybe_unused]] const Status sent = wire::FlushBefore(agent.socket.get(), writer, deadline);
+  Result<wire::Frame> frame = wire::ReadBefore(agent.socket.get(), first, deadline);
+  if (!frame.ok()) return NoWelcome(options_.agent_socket, frame.status());
   if (frame->type == MessageType::kBrokenOff) return BrokenOff(*frame);
   if (frame->type != MessageType::kWelcome) {
-    return Protocol(
-               fmt::format("message type {} instead of a welcome", static_cast<int>(frame->type)))
-        .Annotate(where);
+    return NoWelcome(options_.agent_socket, Protocol("no welcome"));
   }
   wire::Welcome welcome;
   TB_RETURN_IF_ERROR(Answered(*frame, welcome).Annotate(where));
@@ -105,7 +106,7 @@ Status Client::Open(TimePoint deadline) {
   agent_name_ = welcome.agent;
   agent_pid_ = agent.pid;
   socket_ = std::move(agent.socket);
-  reader_ = std::move(reader);
+  reader_ = wire::FrameReader();
   writer_ = wire::FrameWriter();
   lost_ = Status();
   agent_knows_ = false;

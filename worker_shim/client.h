@@ -110,8 +110,14 @@ class Client {
 
   /// The same identity, memory and registration with the agent that listens now, and the version
   /// that was published last, unless it was released or the memory was written since. Snapshots
-  /// were the old agent's and are gone.
-  Result<wire::Registered> Reconnect(Nanos timeout);
+  /// were the old agent's and are gone. While nobody listens, for example because the agent is
+  /// being restarted, it waits for one; memory may be written meanwhile.
+  ///
+  /// `stop`, if any, is asked now and then during that wait, in this thread and with no lock held;
+  /// when it says true the call fails with kCancelled.
+  ///
+  /// Errors: kUnavailable/kNotRunning when none came in time; as Connect() and Register().
+  Result<wire::Registered> Reconnect(Nanos timeout, const std::function<bool()>& stop = {});
 
   Result<RequestId> Publish(const wire::Publish& message);
   Result<RequestId> RequestRelease(Version version, Nanos timeout);
@@ -189,7 +195,9 @@ class Client {
   Result<std::vector<RequestId>> Announce(std::vector<UniqueFd> fds) TB_REQUIRES(mutex_);
   /// The last one's outcome, or the first failure.
   Result<Outcome> AwaitAll(const std::vector<RequestId>& requests, TimePoint deadline);
-  Result<wire::Registered> ComeBack(TimePoint deadline);
+  Result<wire::Registered> ComeBack(TimePoint deadline, const std::function<bool()>& stop);
+  /// Open(), again and again while there is no agent.
+  Status OpenOnceThere(TimePoint deadline, const std::function<bool()>& stop);
   Result<Outcome> WaitUntil(RequestId request, TimePoint deadline);
   void AskExplanation(std::uint64_t request, Pending& pending) TB_REQUIRES(mutex_);
 
@@ -274,6 +282,8 @@ class Client {
   Offer accepted_ TB_GUARDED_BY(mutex_);      ///< the newest that was; version 0: none
   /// What was accepted last, while its memory was not written since.
   Version held_ TB_GUARDED_BY(mutex_);
+  bool coming_back_ TB_GUARDED_BY(mutex_) = false;  ///< a thread is in Reconnect()
+  /// It is connecting, and an agent may be told what the memory holds.
   bool reconnecting_ TB_GUARDED_BY(mutex_) = false;
 
   BucketService buckets_;

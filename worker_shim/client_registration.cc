@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/prctl.h>
 
 #include "worker_shim/client_internal.h"
@@ -13,6 +14,17 @@ namespace tensorbus::worker_shim {
 namespace {
 
 using wire::MessageType;
+
+/// Between two looks whether an agent listens again.
+constexpr Nanos kAgentPause = std::chrono::milliseconds(20);
+
+/// Pauses before the next look; false when there is no time for one.
+bool PauseBefore(TimePoint deadline) {
+  const Nanos left = std::min(kAgentPause, Nanos(deadline - Now()));
+  if (left <= Nanos::zero()) return false;
+  ::poll(nullptr, 0, static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count()));
+  return true;
+}
 
 }  // namespace
 
@@ -183,7 +195,7 @@ Result<Outcome> Client::AwaitAll(const std::vector<RequestId>& requests, TimePoi
   return last;
 }
 
-Result<wire::Registered> Client::Reconnect(Nanos timeout) {
+Result<wire::Registered> Client::Reconnect(Nanos timeout, const std::function<bool()>& stop) {
   const TimePoint deadline = After(timeout);
   TB_RETURN_IF_ERROR(CheckProcess());
   {
@@ -191,22 +203,22 @@ Result<wire::Registered> Client::Reconnect(Nanos timeout) {
     if (!registration_.has_value()) {
       return Status(Code::kFailedPrecondition, "nothing was registered yet");
     }
-    if (reconnecting_) {
+    if (coming_back_) {
       return Status(Code::kFailedPrecondition, "another thread is connecting again", Reason::kBusy);
     }
-    reconnecting_ = true;
+    coming_back_ = true;
     if (lost_.ok()) Lose(Status(Code::kCancelled, "connecting again", Reason::kCancelled));
   }
-  Result<wire::Registered> registered = ComeBack(deadline);
+  Result<wire::Registered> registered = ComeBack(deadline, stop);
   MutexLock lock(mutex_);
-  reconnecting_ = false;
+  coming_back_ = reconnecting_ = false;
   // Half a conversation is none: nobody reads the memory, and the next attempt begins from here.
   if (!registered.ok() && lost_.ok()) Lose(registered.status());
   changed_.NotifyAll();
   return registered;
 }
 
-Result<wire::Registered> Client::ComeBack(TimePoint deadline) {
+Result<wire::Registered> Client::ComeBack(TimePoint deadline, const std::function<bool()>& stop) {
   wire::Register message;
   std::vector<OwnedSegment> segments;
   {
@@ -221,8 +233,28 @@ Result<wire::Registered> Client::ComeBack(TimePoint deadline) {
     message = *registration_;
     segments = registered_segments_;
   }
-  TB_RETURN_IF_ERROR(Open(deadline));
+  TB_RETURN_IF_ERROR(OpenOnceThere(deadline, stop));
   return SendRegistration(std::move(message), std::move(segments), deadline, /*returns=*/true);
+}
+
+// Between two attempts nobody is told anything, and a thread that wants to write does not wait.
+Status Client::OpenOnceThere(TimePoint deadline, const std::function<bool()>& stop) {
+  const auto connecting = [this](bool begins) {
+    MutexLock lock(mutex_);
+    reconnecting_ = begins;
+    changed_.NotifyAll();
+  };
+  while (true) {
+    connecting(true);
+    const Status opened = Open(deadline);
+    // One that is ending may still take a connection, to close it.
+    if (opened.code() != Code::kUnavailable) return opened;
+    connecting(false);
+    if (stop && stop()) {
+      return {Code::kCancelled, "stopped before an agent was there", Reason::kCancelled};
+    }
+    if (!PauseBefore(deadline)) return opened;
+  }
 }
 
 }  // namespace tensorbus::worker_shim

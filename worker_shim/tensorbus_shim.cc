@@ -250,6 +250,15 @@ tb_status tb_reconnect(tb_client* client, int64_t timeout_ns) {
   return Guarded([&] { return client->client->Reconnect(Nanos(timeout_ns)).status(); });
 }
 
+tb_status tb_reconnect_unless(tb_client* client, int64_t timeout_ns, int (*stop)(void* context),
+                              void* context) {
+  return Guarded([&] {
+    std::function<bool()> asked;
+    if (stop != nullptr) asked = [=] { return stop(context) != 0; };
+    return client->client->Reconnect(Nanos(timeout_ns), asked).status();
+  });
+}
+
 tb_status tb_connection(tb_client* client) {
   return Guarded([&] { return client->client->connection(); });
 }

@@ -98,9 +98,16 @@ TB_API tb_status tb_connect(const tb_connect_options* options, tb_client** out);
 /* Says goodbye; null is fine. No other thread may be in a call. */
 TB_API void tb_disconnect(tb_client* client);
 /* After the agent went away: the same rank, memory and registration with the one that listens now.
- * A producer offers what it published last anew, unless it was released or written since; snapshots
- * went with the agent. After a failure the connection is lost, and it may be tried again. */
+ * While nobody listens it waits for one (TB_UNAVAILABLE with reason not_running when none came);
+ * the memory may be written meanwhile. A producer offers what it published last anew, unless it was
+ * released or written since; snapshots went with the agent. After a failure the connection is lost,
+ * and it may be tried again. */
 TB_API tb_status tb_reconnect(tb_client* client, int64_t timeout_ns);
+
+/* The same; `stop` is asked now and then while no agent listens, in this thread, and anything but 0
+ * ends the wait with TB_CANCELLED. */
+TB_API tb_status tb_reconnect_unless(tb_client* client, int64_t timeout_ns,
+                                     int (*stop)(void* context), void* context);
 /* TB_OK while the agent is there, else why not. */
 TB_API tb_status tb_connection(tb_client* client);
 /* The agent's name, cut to `capacity` with its zero. */

@@ -296,10 +296,17 @@ void DefineClient(py::module_& m) {
           "reconnect",
           [](const ClientPtr& self, double timeout_s) {
             Client& client = self->get();
+            bool interrupted = false;
+            const auto look_for_signals = [&interrupted] {
+              const py::gil_scoped_acquire gil;
+              interrupted = PyErr_CheckSignals() != 0;
+              return interrupted;
+            };
             const Status status = [&] {
               const py::gil_scoped_release release;
-              return client.Reconnect(FromSeconds(timeout_s));
+              return client.Reconnect(FromSeconds(timeout_s), look_for_signals);
             }();
+            if (interrupted) throw py::error_already_set();
             Check(status);
           },
           py::arg("timeout_s"))

@@ -303,9 +303,10 @@ class Client:
         self._core.connection()
 
     def reconnect(self, timeout_s: float = 60.0) -> None:
-        """After the agent went away: the same memory with the agent that listens now.
+        """After the agent went away: the same memory with the agent that listens now, or with the next one that comes in time.
 
         A producer offers what it published last anew, unless it was released or written since; snapshots went with the agent.
+        Raises NotRunningError when no agent came.
         """
         self._core.reconnect(_seconds(timeout_s))
 

@@ -270,8 +270,12 @@ Result<Registered> Client::Register(const RegisterOptions& options) {
                     .prefault_seconds = out.prefault_seconds};
 }
 
-Status Client::Reconnect(Nanos timeout) {
-  return ToStatus(tb_reconnect(impl_->client, Count(timeout)));
+Status Client::Reconnect(Nanos timeout, const std::function<bool()>& stop) {
+  const auto ask = [](void* context) -> int {
+    return (*static_cast<const std::function<bool()>*>(context))() ? 1 : 0;
+  };
+  return ToStatus(tb_reconnect_unless(impl_->client, Count(timeout), stop ? +ask : nullptr,
+                                      const_cast<std::function<bool()>*>(&stop)));
 }
 
 Result<Request> Client::Publish(const PublishOptions& options) {

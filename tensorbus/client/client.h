@@ -181,10 +181,13 @@ class Client {
   /// When one that was to replace another fails after the agent heard of it, the connection is
   /// lost.
   Result<Registered> Register(const RegisterOptions& options);
-  /// After the agent went away: the same with the one that listens now. A producer offers what it
-  /// published last anew, unless it was released or written since; snapshots went with the agent.
-  /// After a failure the connection is lost, and it may be tried again.
-  Status Reconnect(Nanos timeout);
+  /// After the agent went away: the same with the one that listens now. While nobody listens it
+  /// waits for one (kUnavailable/kNotRunning when none came); the memory may be written meanwhile.
+  /// A producer offers what it published last anew, unless it was released or written since;
+  /// snapshots went with the agent. After a failure the connection is lost, and it may be tried
+  /// again. `stop`, if any, is asked now and then during that wait, in this thread; true ends it
+  /// with kCancelled.
+  Status Reconnect(Nanos timeout, const std::function<bool()>& stop = {});
 
   // ---- producer
 

@@ -149,7 +149,49 @@ TEST_F(ClientTest, RefusesPathsThatCannotBe) {
 TEST_F(ClientTest, GivesUpOnAnAgentThatDoesNotAnswer) {
   auto options = Options();
   options.timeout = kShort;
-  EXPECT_THAT(Client::Connect(options), IsStatus(Code::kDeadlineExceeded, Reason::kNone));
+  const Status late = Client::Connect(options).status();
+  EXPECT_THAT(late, IsStatus(Code::kDeadlineExceeded, Reason::kNone));
+  EXPECT_THAT(late.message(), ::testing::HasSubstr("may not be an agent's socket"));
+}
+
+TEST_F(ClientTest, SaysThatAnotherProgramsSocketIsNoAgents) {
+  // The daemon begins with a settings frame of HTTP/2, another program with what it likes.
+  const std::string settings("\0\0\x12\x04\0\0\0\0\0\0\x04\0\x3f\xff\xff\0\x05\0\x10", 19);
+  for (const std::string& word : {settings, std::string("SSH-2.0-OpenSSH_9.2\r\n")}) {
+    agent_.Play([this, &word] {
+      agent_.Accept();
+      agent_.SendText(word);
+    });
+    const Status refused = Client::Connect(Options()).status();
+    EXPECT_THAT(refused, IsStatus(Code::kInvalidArgument, Reason::kNone));
+    EXPECT_THAT(refused.message(),
+                ::testing::AllOf(::testing::HasSubstr(agent_.path() + " is not an agent's socket"),
+                                 ::testing::HasSubstr("does not speak the agent's protocol"),
+                                 ::testing::HasSubstr("TENSORBUS_AGENT_SOCKET")));
+    agent_.Join();
+  }
+  agent_.Play([this] {
+    agent_.Accept();
+    agent_.Send(MessageType::kReply, 1, wire::Reply());
+  });
+  EXPECT_THAT(Client::Connect(Options()), IsStatus(Code::kInvalidArgument, Reason::kNone));
+  agent_.Play([this] {
+    agent_.Accept();
+    agent_.Close();
+  });
+  const Status closed = Client::Connect(Options()).status();
+  EXPECT_THAT(closed, IsStatus(Code::kUnavailable, Reason::kPeerLost));
+  EXPECT_THAT(closed.message(), ::testing::HasSubstr("may not be an agent's socket"));
+}
+
+TEST(AgentSocket, IsNotRecommendedInPlaceOfItself) {
+  const Status late(Code::kDeadlineExceeded, "late");
+  EXPECT_THAT(NoWelcome("/x.sock", late).message(), ::testing::HasSubstr("tensorbusctl up"));
+  ::setenv("TENSORBUS_RUNTIME_DIR", "/run/bus", 1);
+  EXPECT_THAT(NoWelcome("/x.sock", late).message(), ::testing::HasSubstr("/run/bus/agent.sock"));
+  EXPECT_THAT(NoWelcome("/run/bus/agent.sock", late).message(),
+              ::testing::Not(::testing::HasSubstr("tensorbusctl up")));
+  ::unsetenv("TENSORBUS_RUNTIME_DIR");
 }
 
 TEST_F(ClientTest, PassesOnWhyItWasRefused) {
@@ -470,6 +512,66 @@ TEST_F(ClientTest, RegistersAgainWithTheNextAgent) {
   EXPECT_OK(outcome.status);
   agent_.Join();
   EXPECT_EQ(registered_.registration.pieces, OneVector().registration.pieces);
+}
+
+TEST_F(ClientTest, WaitsForTheNextAgentToListen) {
+  auto client = RegisteredClient();
+  agent_.StopListening();
+  agent_.Close();
+  int looks = 0;
+  agent_.Play([] {});
+  ASSERT_OK(client->Reconnect(kLong, [&] {
+    // Meanwhile nobody is told anything, and a writer may go on.
+    EXPECT_OK(client->BeforeWrite(Nanos::zero()));
+    EXPECT_THAT(client->Reconnect(kLong), IsStatus(Code::kFailedPrecondition, Reason::kBusy));
+    if (++looks == 3) {
+      agent_.Listen();
+      agent_.Play([this] {
+        agent_.AcceptAndWelcome();
+        registered_ = agent_.TakeRegistration();
+      });
+    }
+    return false;
+  }));
+  agent_.Join();
+  EXPECT_GE(looks, 3);
+  EXPECT_OK(client->connection());
+}
+
+TEST_F(ClientTest, WaitsForTheNextAgentAlsoWhenTheLastOneStillClosesConnections) {
+  auto client = RegisteredClient();
+  agent_.Play([this] {
+    agent_.Close();
+    agent_.Accept();
+    agent_.Close();
+    agent_.AcceptAndWelcome();
+    registered_ = agent_.TakeRegistration();
+  });
+  EXPECT_OK(client->Reconnect(kLong));
+  agent_.Join();
+}
+
+TEST_F(ClientTest, WaitsNoLongerForAnAgentThanItMay) {
+  auto client = RegisteredClient();
+  agent_.StopListening();
+  agent_.Close();
+  const auto begin = std::chrono::steady_clock::now();
+  const Status late = client->Reconnect(milliseconds(60)).status();
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(60));
+  EXPECT_THAT(late, IsStatus(Code::kUnavailable, Reason::kNotRunning));
+  EXPECT_THAT(client->Reconnect(kLong, [] { return true; }),
+              IsStatus(Code::kCancelled, Reason::kCancelled));
+  EXPECT_FALSE(client->connection().ok());
+}
+
+TEST_F(ClientTest, WaitsForNoAgentThatRefusesIt) {
+  auto client = RegisteredClient();
+  agent_.Play([this] {
+    agent_.Close();
+    agent_.Accept();
+    agent_.Welcome(Status(Code::kAlreadyExists, "another job", Reason::kSecondPublisher));
+  });
+  EXPECT_THAT(client->Reconnect(kLong), IsStatus(Code::kAlreadyExists, Reason::kSecondPublisher));
 }
 
 /// A client whose agent went away after it had published version 2, and what the next one is told.

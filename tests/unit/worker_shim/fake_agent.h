@@ -120,6 +120,11 @@ class FakeAgent {
     EXPECT_OK(writer.Add(type, request, std::move(body), std::move(fds)));
     EXPECT_OK(wire::FlushBefore(socket_.get(), writer, Soon()));
   }
+  /// What no agent would say.
+  void SendText(const std::string& text) {
+    EXPECT_EQ(::send(socket_.get(), text.data(), text.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(text.size()));
+  }
   void Close() { socket_.reset(); }
   void StopListening() { listener_.reset(); }
   /// A new agent at the same place.
