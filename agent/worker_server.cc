@@ -440,6 +440,7 @@ void WorkerServer::Drop(ConnectionId id, std::string why) {
 }
 
 void WorkerServer::BreakOff(Connection& connection, const Status& why) {
+  Log(LogLevel::kWarn, "worker_broken_off", {{"pid", connection.peer.pid}, {"error", why}});
   TellWhy(connection, why);
   Drop(connection.id, why.message());
 }

@@ -78,6 +78,12 @@ class Worker:
     def holds(self, version: int) -> bool:
         return bool((self.m == value(version)[self.part]).all() and (self.v == version).all())
 
+    def cancel(self) -> None:
+        self.bus.cancel_update().wait(timeout_s=20)
+
+    def reconnect(self, timeout_s: float = 20.0) -> None:
+        self.bus.reconnect(timeout_s)
+
     def state(self) -> dict:
         return {"live": self.bus.live_version, "released": self.bus.released_version, "hooks": self.hooks}
 
@@ -105,7 +111,7 @@ def main() -> None:
             if worker is None:
                 worker = Worker(role, int(rank), int(count), int(rest[0]) if rest else 0)
             answer = {"ok": getattr(worker, order.pop("do"))(**order)}
-        except Exception as error:  # noqa: BLE001
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001
             answer = {"error": type(error).__name__, "kinds": [k.__name__ for k in type(error).__mro__], "message": str(error),
                       "code": getattr(error, "code", ""), "reason": getattr(error, "reason", "")}
         print(json.dumps(answer), flush=True)

@@ -1,10 +1,15 @@
 """The bus through Python: a real daemon and agent, two processes a job, every element compared."""
 
+import contextlib
 import json
 import os
 import select
+import signal
+import socket
+import struct
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +18,7 @@ import pytest
 np = pytest.importorskip("numpy")
 
 import tensorbus  # noqa: E402
+from tensorbus.local import find_program  # noqa: E402
 
 WORKER = Path(__file__).with_name("bus_worker.py")
 SECONDS = 60
@@ -80,6 +86,18 @@ def all_of(ranks: list[Process], what: str, **options: object) -> list:
     """The same order for every rank, at once."""
     with ThreadPoolExecutor(len(ranks)) as pool:
         return [f.result() for f in [pool.submit(rank.do, what, **options) for rank in ranks]]
+
+
+def accepts(path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def step(trainer, version, **options):
@@ -277,6 +295,135 @@ def test_an_agent_that_goes_fails_everybody_typed(jobs, bus):
     answer = failure_of(trainer, "publish", version=1)[0]
     assert "ConnectionError" in answer["kinds"] and answer["reason"] == "peer_lost"
     trainer[0].do("write", version=2)  # nobody reads this memory any more
+
+
+def until(condition, what):
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"not in {SECONDS} s: {what}"
+        time.sleep(0.01)
+
+
+def waiting(bus, count):
+    """Whether so many engine ranks are waiting for a version, as the daemon sees it."""
+    done = subprocess.run([find_program("tensorbusctl"), "status", "--json", "--daemon", bus.daemon], capture_output=True, text=True,
+                          check=True, timeout=SECONDS)
+    replicas = json.loads(done.stdout)["channels"][0]["replicas"]
+    return sum(rank["waiting"] for replica in replicas for rank in replica["ranks"]) == count
+
+
+def test_workers_that_wait_hear_at_once_that_their_agent_was_killed(jobs, bus):
+    trainer, engine = jobs("producer"), jobs("consumer")
+    all_of(trainer, "register")
+    all_of(engine, "register")
+    with ThreadPoolExecutor(len(engine)) as pool:
+        updates = [pool.submit(rank.do, "update", which="next", timeout_s=SECONDS) for rank in engine]
+        until(lambda: waiting(bus, len(engine)), "both ranks wait")
+        killed = time.monotonic()
+        os.kill(bus.pids["tensorbus-agent"], signal.SIGKILL)
+        for update in updates:
+            with pytest.raises(Failed) as caught:
+                update.result()
+            answer = caught.value.answer
+            assert "ConnectionError" in answer["kinds"] and answer["reason"] == "peer_lost", answer
+    assert time.monotonic() - killed < 5
+
+
+def test_a_worker_waits_for_its_agent_to_be_started_again(jobs, bus):
+    trainer, engine = jobs("producer", 1), jobs("consumer", 1)
+    trainer[0].do("register")
+    engine[0].do("register")
+    step(trainer, 1)
+    os.kill(bus.pids["tensorbus-agent"], signal.SIGKILL)
+    with ThreadPoolExecutor(2) as pool:
+        back = [pool.submit(rank.do, "reconnect", timeout_s=SECONDS) for rank in (trainer[0], engine[0])]
+        until(lambda: not accepts(bus.agent), "nobody listens")
+        # Both wait now, or will in a moment; neither may have given up.
+        time.sleep(0.3)
+        assert not any(rank.done() for rank in back)
+        with subprocess.Popen([find_program("tensorbus-agent"), "--daemon", bus.daemon, "--socket", bus.agent]) as agent:
+            try:
+                for rank in back:
+                    rank.result()
+                engine[0].do("update")
+                assert engine[0].do("holds", version=1)
+            finally:
+                agent.terminate()
+                agent.wait(SECONDS)
+    began = time.monotonic()
+    (answer,) = failure_of(trainer, "reconnect", timeout_s=0.5)
+    assert answer["reason"] == "not_running" and 0.4 < time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("waits_for", ["update", "reconnect"])
+def test_ctrl_c_ends_a_wait_at_once_and_harms_nobody_else(jobs, bus, waits_for):
+    trainer, engine = jobs("producer", 1), [*jobs("consumer", 1), *jobs("consumer", 1, replica=1)]
+    trainer[0].do("register")
+    all_of(engine, "register")
+    if waits_for == "reconnect":
+        os.kill(bus.pids["tensorbus-agent"], signal.SIGKILL)
+        until(lambda: not accepts(bus.agent), "nobody listens")
+    with ThreadPoolExecutor(len(engine)) as pool:
+        options = {"which": "next"} if waits_for == "update" else {}
+        waits = [pool.submit(rank.do, waits_for, timeout_s=SECONDS, **options) for rank in engine]
+        if waits_for == "update":
+            until(lambda: waiting(bus, len(engine)), "both replicas wait")
+        else:
+            time.sleep(0.3)
+        sent = time.monotonic()
+        engine[0].process.send_signal(signal.SIGINT)
+        with pytest.raises(Failed, match="KeyboardInterrupt"):
+            waits[0].result()
+        assert time.monotonic() - sent < 2
+        assert not waits[1].done()
+        if waits_for == "reconnect":
+            engine[1].process.send_signal(signal.SIGINT)
+            with pytest.raises(Failed, match="KeyboardInterrupt"):
+                waits[1].result()
+            return
+        # The one that was interrupted takes back what it had asked for, and goes on.
+        engine[0].do("cancel")
+        until(lambda: waiting(bus, 1), "nobody waits for what was taken back")
+        step(trainer, 1, policy="snapshot")
+        assert waits[1].result()["version"] == 1
+    assert engine[0].do("update")["version"] == 1
+    assert all(all_of(engine, "holds", version=1))
+    assert all(alive(pid) for pid in bus.pids.values())
+
+
+def test_what_is_no_worker_is_refused_with_a_line_in_the_log_and_the_agent_goes_on(jobs, bus):
+    trainer, engine = jobs("producer", 1), jobs("consumer", 1)
+    trainer[0].do("register")
+    engine[0].do("register")
+    hello = struct.pack("<IHHQ", 40, 1, 0, 1)
+    garbage = [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\xff" * 64, bytes(64), hello + b"\xff" * 40,
+               struct.pack("<IHHQ", 4, 4711, 0, 1) + b"\0" * 4, struct.pack("<IHHQ", 0, 4, 0, 1)]
+    for words in garbage:
+        with socket.socket(socket.AF_UNIX) as stranger:
+            stranger.settimeout(SECONDS)
+            stranger.connect(bus.agent)
+            stranger.sendall(words)
+            answer = b""
+            with contextlib.suppress(ConnectionResetError):  # not all of it was read before the end
+                while more := stranger.recv(65536):
+                    answer += more
+            # A welcome that says why it is none.
+            assert struct.unpack_from("<IHHQ", answer)[1] == 64, answer
+    lines = [line for line in bus.log("tensorbus-agent").splitlines() if "event=worker_broken_off" in line or "event=worker_refused" in line]
+    assert len(lines) == len(garbage) and all(f"pid={os.getpid()}" in line for line in lines), lines
+    step(trainer, 1)
+    assert engine[0].do("update")["version"] == 1
+    assert engine[0].do("holds", version=1) and alive(bus.pids["tensorbus-agent"])
+
+
+def test_a_daemons_socket_is_not_taken_for_an_agents(bus, monkeypatch):
+    daemon = bus.daemon.removeprefix("unix:")
+    monkeypatch.setenv("TENSORBUS_AGENT_SOCKET", daemon)
+    monkeypatch.setenv("TENSORBUS_RUNTIME_DIR", "/run/elsewhere")
+    with pytest.raises((ValueError, ConnectionError)) as caught:
+        tensorbus.connect("policy", "job", role="producer")
+    for words in (daemon, "an agent's socket", "the agent's protocol", "/run/elsewhere/agent.sock", "TENSORBUS_AGENT_SOCKET"):
+        assert words in str(caught.value)
 
 
 def test_the_examples_in_cpp_run(bus):
