@@ -145,12 +145,14 @@ Status DiagnoseUnreachable(const std::string& target, const std::string& otherwi
   const std::string path = UnixPathOf(target);
   const Status probed = path.empty() ? Status() : ProbeSocket(path);
   if (!probed.ok() && probed.reason() != Reason::kNotRunning) return probed;
-  return {
-      Code::kUnavailable,
-      fmt::format("no daemon answers at {}: {}; start one with `tensorbusctl up`, or say where it "
-                  "is with --daemon",
-                  target, probed.ok() ? otherwise : probed.message()),
-      Reason::kNotRunning, probed.native()};
+  const std::string usual = DefaultDaemonTarget();
+  return {Code::kUnavailable,
+          fmt::format(
+              "no daemon answers at {}: {}; start one with `tensorbusctl up`{}, or say where it "
+              "is with --daemon",
+              target, probed.ok() ? otherwise : probed.message(),
+              target == usual ? "" : fmt::format(" (it listens at {} then)", usual)),
+          Reason::kNotRunning, probed.native()};
 }
 
 Result<std::string> ReadTokenFile(const std::string& path) {

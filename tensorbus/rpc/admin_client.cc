@@ -3,9 +3,7 @@
 #include <fmt/format.h>
 
 #include "proto/tensorbus.grpc.pb.h"
-#include "tensorbus/rpc/address.h"
 #include "tensorbus/rpc/channel.h"
-#include "tensorbus/rpc/status_map.h"
 
 namespace tensorbus::rpc {
 
@@ -23,16 +21,13 @@ struct AdminClient::State {
     Reply reply;
     const grpc::Status outcome = ((*stub).*method)(&context, request, &reply);
     if (outcome.ok()) return reply;
-    const Status status = FromGrpc(outcome);
-    if (status.code() == Code::kUnavailable && status.reason() == Reason::kNone) {
-      return DiagnoseUnreachable(channel.target, status.message());
-    }
-    if (status.code() == Code::kDeadlineExceeded && status.reason() == Reason::kNone) {
-      return Status(Code::kDeadlineExceeded,
-                    fmt::format("the daemon at {} has not answered within {:.1f} s; look at its "
-                                "log, or give more time with --timeout",
-                                channel.target, Seconds(timeout)),
-                    Reason::kPeerLost);
+    const Status status = channel.FailureOf(outcome);
+    const bool silent = outcome.error_details().empty();
+    if (silent && status.code() == Code::kDeadlineExceeded) {
+      return Status(status.code(),
+                    fmt::format("{} ({:.1f} s); look at its log, or give more time with --timeout",
+                                status.message(), Seconds(timeout)),
+                    status.reason());
     }
     return status;
   }

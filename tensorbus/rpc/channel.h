@@ -2,6 +2,7 @@
 
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
+#include <grpcpp/support/status.h>
 #include <memory>
 #include <string>
 
@@ -26,6 +27,9 @@ struct DaemonChannel {
 
   /// Prepares one call: its token and, unless zero, its deadline.
   void Equip(grpc::ClientContext& context, Nanos timeout) const;
+  /// What a call that failed is told as: the daemon's own status as it is, and in our words, with
+  /// the target and what helps, that nothing answered, or something that is no daemon.
+  Status FailureOf(const grpc::Status& outcome) const;
 };
 
 /// Makes the channel; nothing connects yet. Connections are not shared with other channels.

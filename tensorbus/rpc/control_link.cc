@@ -190,16 +190,13 @@ void Core::OnDone(const grpc::Status& status) {
       why = Status(Code::kUnavailable, "the daemon at " + channel_.target + " ended the connection",
                    Reason::kPeerLost);
     } else if (status.error_code() == grpc::StatusCode::UNAVAILABLE && connected_) {
-      why =
-          Status(Code::kUnavailable,
-                 fmt::format("lost the daemon at {}: {}", channel_.target, status.error_message()),
-                 Reason::kPeerLost);
+      why = Status(
+          Code::kUnavailable,
+          fmt::format("lost the daemon at {}: it ended, or the way to it is cut", channel_.target),
+          Reason::kPeerLost);
     } else {
-      why = FromGrpc(status);
+      why = channel_.FailureOf(status);
     }
-  }
-  if (why.code() == Code::kUnavailable && why.reason() == Reason::kNone) {
-    why = DiagnoseUnreachable(channel_.target, why.message());
   }
   Lose(std::move(why));
 }
@@ -217,8 +214,9 @@ void Core::GetLayout(const Hash128& hash, Nanos timeout, ControlLink::OnLayout d
   }
   stub_->async()->GetLayout(&call->context, &call->request, &call->reply,
                             [self = shared_from_this(), call](const grpc::Status& status) {
-                              self->PostIfAttached([call, status] {
-                                if (!status.ok()) return call->done(FromGrpc(status));
+                              self->PostIfAttached([self, call, status] {
+                                if (!status.ok())
+                                  return call->done(self->channel_.FailureOf(status));
                                 const auto bytes = BytesOf(call->reply.layout());
                                 call->done(std::vector<std::byte>(bytes.begin(), bytes.end()));
                               });

@@ -120,6 +120,43 @@ def test_every_command_says_that_no_daemon_runs(runtime):
         assert plain.stdout == "" and "no daemon answers" in plain.stderr
 
 
+def test_what_is_no_daemon_is_told_without_the_words_of_grpc(runtime):
+    ctl("up", "--timeout", "40")
+    with socket.socket() as closing, socket.socket() as web, concurrent.futures.ThreadPoolExecutor(2) as threads:
+        for server in (closing, web):
+            server.bind(("127.0.0.1", 0))
+            server.listen(8)
+            server.settimeout(PATIENCE_S)
+
+        def answer(server, words):
+            connection, _ = server.accept()
+            connection.settimeout(PATIENCE_S)
+            with connection:
+                if words:
+                    connection.recv(4096)
+                connection.sendall(words)
+
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            free = probe.getsockname()[1]
+        for target, server, words, says in (
+                (f"127.0.0.1:{free}", None, b"", "nobody listens there"),
+                (f"unix:{runtime}/agent.sock", None, b"", "does not speak the daemon's protocol"),
+                (f"127.0.0.1:{web.getsockname()[1]}", web, b"HTTP/1.1 400 Bad request\r\n\r\n", "does not speak the daemon's protocol"),
+                (f"127.0.0.1:{closing.getsockname()[1]}", closing, b"", "closed the connection")):
+            playing = threads.submit(answer, server, words) if server else None
+            error = ctl_json("status", "--daemon", target, expect=1)["error"]
+            if playing:
+                playing.result(PATIENCE_S)
+            assert (error["code"], error["reason"]) == ("UNAVAILABLE", "not_running")
+            assert f"no daemon answers at {target}" in error["message"] and says in error["message"], error
+            assert f"(it listens at unix:{runtime}/daemon.sock then)" in error["message"]
+            for word in ("last error", "UNKNOWN", "ipv4:", "gRPC", "addresses"):
+                assert word not in error["message"]
+    (refused,) = [line for line in (runtime / "agent.log").read_text().splitlines() if "event=worker_broken_off" in line]
+    assert "broke the protocol" in refused
+
+
 def test_a_silent_daemon_is_named_within_the_timeout(runtime):
     path = runtime / "daemon.sock"
     with socket.socket(socket.AF_UNIX) as listener:
