@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <iostream>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "tensorbus/cli/admin_json.h"
 #include "tensorbus/cli/commands.h"
 #include "tensorbus/cli/ordered_json.h"
+#include "tensorbus/cli/unknown_word.h"
 
 namespace tensorbus::cli {
 namespace {
@@ -19,9 +21,18 @@ namespace {
 /// Says what is wrong with the command line; to programs too, if they asked for JSON.
 int BadUsage(const CLI::App& app, const CLI::ParseError& error,
              const std::vector<std::string>& words) {
-  app.exit(CLI::ParseError(Printable(error.what()), kExitUsage));
+  // A mistyped command or flag is what is wrong then, not that one is missing.
+  const bool of_words = dynamic_cast<const CLI::RequiredError*>(&error) != nullptr ||
+                        dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+  const std::optional<std::string> unknown =
+      of_words ? ExplainUnknownWord(app) : std::optional<std::string>();
+  if (unknown) {
+    std::cerr << Printable(*unknown) << "\n";
+  } else {
+    app.exit(CLI::ParseError(Printable(error.what()), kExitUsage));
+  }
   if (std::find(words.begin(), words.end(), "--json") != words.end()) {
-    std::cout << Dump(ErrorJson(Malformed(error.what()))) << "\n";
+    std::cout << Dump(ErrorJson(Malformed(unknown.value_or(error.what())))) << "\n";
   }
   return kExitUsage;
 }
@@ -40,15 +51,6 @@ int main(int argc, char** argv) {
   try {
     if (const auto fault = tensorbus::FlagWithoutValue(words)) throw CLI::ArgumentMismatch(*fault);
     app.parse(argc, argv);
-  } catch (const CLI::RequiredError& error) {
-    // A mistyped command is what is wrong then, not that one is missing.
-    std::vector<std::string> unknown = app.remaining(true);
-    const auto flags = std::stable_partition(unknown.begin(), unknown.end(), [](const auto& word) {
-      return !word.starts_with('-');  // what follows a mistyped command may be quite right
-    });
-    if (flags != unknown.begin()) unknown.erase(flags, unknown.end());
-    if (unknown.empty()) return BadUsage(app, error, words);
-    return BadUsage(app, CLI::ExtrasError(app.get_name(), unknown), words);
   } catch (const CLI::Success& help) {
     exit_code = app.exit(help);
   } catch (const CLI::ParseError& error) {

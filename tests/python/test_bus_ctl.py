@@ -183,6 +183,27 @@ def test_bad_usage_names_what_is_bad(runtime):
         assert word in ctl(*arguments, expect=2).stderr, arguments
 
 
+@pytest.mark.parametrize("arguments, says", [
+    (["stats"], "tensorbusctl has no command 'stats'; did you mean 'status'? `tensorbusctl --help` lists what there is"),
+    (["verfy", "--json"], "has no command 'verfy'; did you mean 'verify'?"),
+    (["--timeout", "3", "who-is-mising"], "has no command 'who-is-mising'; did you mean 'who-is-missing'?"),
+    (["xyzzy"], "tensorbusctl has no command 'xyzzy'; `tensorbusctl --help` lists what there is"),
+    (["bench-workr"], "has no command 'bench-workr'; `tensorbusctl"),
+    (["bench", "m2m"], "tensorbusctl bench has no command 'm2m'; did you mean 'm2n'? `tensorbusctl bench --help`"),
+    (["status", "--jsn"], "tensorbusctl status has no option '--jsn'; did you mean '--json'? `tensorbusctl status --help` lists what there is"),
+    (["bench", "m2n", "--iteration=3"], "tensorbusctl bench m2n has no option '--iteration'; did you mean '--iterations'?"),
+    (["rollback", "--too", "3"], "tensorbusctl rollback has no option '--too'; did you mean '--to'?"),
+    (["--jsn", "status"], "tensorbusctl has no option '--jsn'; `tensorbusctl --help`"),
+    (["status", "extra"], "tensorbusctl status takes no argument 'extra'; `tensorbusctl status --help`"),
+])
+def test_a_mistyped_word_is_met_with_those_that_look_like_it(runtime, arguments, says):
+    said = ctl(*arguments, expect=2)
+    assert says in said.stderr and len(said.stderr.splitlines()) == 1
+    arguments = [word for word in arguments if word != "--json"]
+    error = json.loads(ctl(*arguments, "--json", expect=2).stdout)["error"]
+    assert (error["code"], error["reason"]) == ("INVALID_ARGUMENT", "malformed") and says in error["message"]
+
+
 def test_bad_usage_is_json_for_whoever_asked_for_it(runtime):
     for arguments, word in ((["nope"], "nope"), (["status", "--timeout", "nan"], "nan"), (["rollback"], "--to")):
         error = ctl_json(*arguments, expect=2)["error"]
