@@ -6,6 +6,7 @@
 #include <map>
 
 #include "tensorbus/base/printable.h"
+#include "tensorbus/cli/table.h"
 
 namespace tensorbus::cli {
 namespace {

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "tensorbus/cli/html.h"
+#include "tensorbus/cli/table.h"
 
 namespace tensorbus::cli {
 namespace {

@@ -8,6 +8,7 @@
 
 #include "tensorbus/base/printable.h"
 #include "tensorbus/cli/output_file.h"
+#include "tensorbus/cli/table.h"
 
 namespace tensorbus::cli {
 namespace {
@@ -30,19 +31,6 @@ std::uint64_t MaxOf(const std::vector<std::uint64_t>& values) {
 }
 
 }  // namespace
-
-std::string HumanBytes(std::uint64_t bytes) {
-  constexpr std::uint64_t kKilo = 1000;
-  if (bytes < kKilo) return fmt::format("{} B", bytes);
-  const char* unit = "kB";
-  double value = static_cast<double>(bytes) / kKilo;
-  for (const char* next : {"MB", "GB", "TB", "PB"}) {
-    if (value < kKilo) break;
-    value /= kKilo;
-    unit = next;
-  }
-  return fmt::format("{:.3f} {}", value, unit);
-}
 
 void PutNames(const Transfer& transfer, OrderedJson* json) {
   if (!transfer.scenario.empty()) (*json)["scenario"] = transfer.scenario;

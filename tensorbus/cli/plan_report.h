@@ -47,7 +47,4 @@ void PrintTable(const std::vector<OrderedJson>& reports, std::ostream& out);
 /// One op a line. Error: kUnavailable or as the system says, naming the path.
 Status WriteOps(const PlanReport& report, const std::string& path);
 
-/// "1.234 GB": decimal units, as bandwidth is told in.
-std::string HumanBytes(std::uint64_t bytes);
-
 }  // namespace tensorbus::cli

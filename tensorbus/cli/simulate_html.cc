@@ -4,6 +4,7 @@
 
 #include "tensorbus/cli/html.h"
 #include "tensorbus/cli/simulate_report.h"
+#include "tensorbus/cli/table.h"
 
 namespace tensorbus::cli {
 namespace {

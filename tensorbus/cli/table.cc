@@ -69,6 +69,19 @@ std::string Count(std::uint64_t count, std::string_view what) {
   return fmt::format("{} {}{}", count, what, count == 1 ? "" : "s");
 }
 
+std::string HumanBytes(std::uint64_t bytes) {
+  constexpr std::uint64_t kKilo = 1000;
+  if (bytes < kKilo) return fmt::format("{} B", bytes);
+  const char* unit = "kB";
+  double value = static_cast<double>(bytes) / kKilo;
+  for (const char* next : {"MB", "GB", "TB", "PB"}) {
+    if (value < kKilo) break;
+    value /= kKilo;
+    unit = next;
+  }
+  return fmt::format("{:.3f} {}", value, unit);
+}
+
 std::string HumanSeconds(double seconds) {
   if (seconds < 100) return fmt::format("{:.1f} s", seconds);
   if (seconds < 6000) return fmt::format("{:.0f} min", seconds / 60);

@@ -50,6 +50,8 @@ class Table {
 
 /// "1 agent", "3 agents".
 std::string Count(std::uint64_t count, std::string_view what);
+/// "1.234 GB": decimal units, as bandwidth is told in.
+std::string HumanBytes(std::uint64_t bytes);
 /// "3.2 s", "12 min", "5 h": for ages.
 std::string HumanSeconds(double seconds);
 

@@ -41,6 +41,12 @@ TEST(Table, PaintsOnlyWhereThereAreColours) {
   EXPECT_FALSE(Colourful(file));
 }
 
+TEST(Table, TellsBytesInDecimalUnits) {
+  EXPECT_EQ(HumanBytes(0), "0 B");
+  EXPECT_EQ(HumanBytes(999), "999 B");
+  EXPECT_EQ(HumanBytes(1'234'000'000), "1.234 GB");
+}
+
 TEST(Table, CountsOneAndMany) {
   EXPECT_EQ(Count(1, "agent"), "1 agent");
   EXPECT_EQ(Count(0, "agent"), "0 agents");
