@@ -24,40 +24,27 @@
 
 #include "planner/certificate.h"
 #include "planner/class_plan.h"
-#include "planner/templates.h"
 #include "planner/topology.h"
 #include "tensorbus/base/check.h"
 #include "tensorbus/formats/layout_book_file.h"
-#include "tensorbus/formats/manifest_file.h"
+#include "tests/unit/planner/shipped_scenario.h"
 
 namespace tensorbus::planner {
 namespace {
 
 const std::string kManifests = TENSORBUS_MANIFESTS;
 
-struct Case {
-  JobLayout source;
-  JobLayout target;
+struct Case : ShippedScenario {
   Topology topology;
 };
 
-const LayoutBook& Book() {
-  static const LayoutBook book = formats::ReadLayoutBook(kManifests + "/layouts.json").value();
-  return book;
-}
-
 /// The scenario's layouts; only the last one asked for is kept.
-const Case& CaseOf(const Scenario& scenario) {
-  static std::string id;
+const Case& CaseOf(const std::string& id) {
   static Case last;
-  if (id == scenario.id) return last;
-  id = scenario.id;
-  const Manifest manifest =
-      formats::ReadManifest(kManifests + "/" + scenario.manifest + ".json.gz").value();
-  last.source = ResolveTemplate(Book(), scenario.source, manifest).value();
-  last.target = ResolveTemplate(Book(), scenario.target, manifest).value();
-  last.topology =
-      DefaultTopology(last.source.rank_count, last.target.rank_count, scenario.colocated);
+  if (last.id == id) return last;
+  static_cast<ShippedScenario&>(last) = LoadScenario(kManifests, id).value();
+  TB_CHECK(last.id == id);
+  last.topology = DefaultTopology(last.source.rank_count, last.target.rank_count, last.colocated);
   return last;
 }
 
@@ -68,8 +55,8 @@ double Now() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-void PlanAll(benchmark::State& state, const Scenario* scenario, bool relays) {
-  const Case& c = CaseOf(*scenario);
+void PlanAll(benchmark::State& state, const std::string& scenario, bool relays) {
+  const Case& c = CaseOf(scenario);
   const auto build = [&] {
     return BuildPlan(c.source, c.target, c.topology, nullptr, {.relays = relays}).value();
   };
@@ -99,10 +86,10 @@ void PlanAll(benchmark::State& state, const Scenario* scenario, bool relays) {
   state.counters["rss_peak_mib"] = static_cast<double>(usage.ru_maxrss) / 1024;
 }
 
-void PlanDirect(benchmark::State& state, const Scenario* scenario) {
+void PlanDirect(benchmark::State& state, const std::string& scenario) {
   PlanAll(state, scenario, false);
 }
-void PlanRelays(benchmark::State& state, const Scenario* scenario) {
+void PlanRelays(benchmark::State& state, const std::string& scenario) {
   PlanAll(state, scenario, true);
 }
 
@@ -112,8 +99,8 @@ std::vector<std::uint32_t> FirstEight(std::uint32_t rank_count) {
   return ranks;
 }
 
-void OwnPart(benchmark::State& state, const Scenario* scenario, bool of_sources) {
-  const Case& c = CaseOf(*scenario);
+void OwnPart(benchmark::State& state, const std::string& scenario, bool of_sources) {
+  const Case& c = CaseOf(scenario);
   const LayoutMatch match = MatchLayouts(c.source, c.target, {}, nullptr).value();
   const ClassPlan classes = BuildClassPlan(match, c.topology).value();
   RankSelection own;
@@ -133,10 +120,10 @@ void OwnPart(benchmark::State& state, const Scenario* scenario, bool of_sources)
   state.counters["ops"] = static_cast<double>(ops);
 }
 
-void SourcesPart(benchmark::State& state, const Scenario* scenario) {
+void SourcesPart(benchmark::State& state, const std::string& scenario) {
   OwnPart(state, scenario, true);
 }
-void TargetsPart(benchmark::State& state, const Scenario* scenario) {
+void TargetsPart(benchmark::State& state, const std::string& scenario) {
   OwnPart(state, scenario, false);
 }
 
@@ -150,8 +137,8 @@ std::optional<std::uint32_t> Expendable(const Case& c, const LayoutMatch& match,
 }
 
 /// Without a source that others can stand in for, else without a target.
-void Replan(benchmark::State& state, const Scenario* scenario, bool relays) {
-  const Case& c = CaseOf(*scenario);
+void Replan(benchmark::State& state, const std::string& scenario, bool relays) {
+  const Case& c = CaseOf(scenario);
   PlanOptions options = {.relays = relays};
   const LayoutMatch match = MatchLayouts(c.source, c.target, options, nullptr).value();
   if (const auto source = Expendable(c, match, relays)) {
@@ -169,10 +156,10 @@ void Replan(benchmark::State& state, const Scenario* scenario, bool relays) {
   }
 }
 
-void ReplanDirect(benchmark::State& state, const Scenario* scenario) {
+void ReplanDirect(benchmark::State& state, const std::string& scenario) {
   Replan(state, scenario, false);
 }
-void ReplanRelays(benchmark::State& state, const Scenario* scenario) {
+void ReplanRelays(benchmark::State& state, const std::string& scenario) {
   Replan(state, scenario, true);
 }
 
@@ -217,8 +204,8 @@ std::vector<CopyOp> NaivePlan(const Case& c) {
   return ops;
 }
 
-void Naive(benchmark::State& state, const Scenario* scenario) {
-  const Case& c = CaseOf(*scenario);
+void Naive(benchmark::State& state, const std::string& scenario) {
+  const Case& c = CaseOf(scenario);
   std::size_t ops = 0;
   for (auto _ : state) {
     const double begin = Now();
@@ -229,7 +216,7 @@ void Naive(benchmark::State& state, const Scenario* scenario) {
 }
 
 void RegisterAll() {
-  using Run = void (*)(benchmark::State&, const Scenario*);
+  using Run = void (*)(benchmark::State&, const std::string&);
   const std::vector<std::pair<const char*, Run>> runs = {{"plan/direct", PlanDirect},
                                                          {"plan/relays", PlanRelays},
                                                          {"own_part/sources", SourcesPart},
@@ -237,10 +224,11 @@ void RegisterAll() {
                                                          {"replan/direct", ReplanDirect},
                                                          {"replan/relays", ReplanRelays},
                                                          {"naive", Naive}};
-  for (const Scenario& scenario : Book().scenarios) {
+  const LayoutBook book = formats::ReadLayoutBook(kManifests + "/layouts.json").value();
+  for (const Scenario& scenario : book.scenarios) {
     for (const auto& [name, run] : runs) {
       auto* registered =
-          benchmark::RegisterBenchmark((scenario.id + "/" + name).c_str(), run, &scenario)
+          benchmark::RegisterBenchmark((scenario.id + "/" + name).c_str(), run, scenario.id)
               ->UseManualTime()
               ->Unit(benchmark::kMillisecond);
       if (run == Naive) registered->Iterations(1);  // up to a minute

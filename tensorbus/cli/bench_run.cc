@@ -16,8 +16,8 @@
 #include "tensorbus/cli/bench_stats.h"
 #include "tensorbus/cli/bench_worker.h"
 #include "tensorbus/cli/commands.h"
+#include "tensorbus/cli/ordered_json.h"
 #include "tensorbus/cli/output_file.h"
-#include "tensorbus/cli/plan_report.h"
 
 namespace tensorbus::cli {
 namespace {

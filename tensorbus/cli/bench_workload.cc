@@ -5,10 +5,9 @@
 #include <fmt/format.h>
 #include <span>
 
-#include "planner/templates.h"
 #include "tensorbus/cli/bench_pattern.h"
 #include "tensorbus/cli/share_folder.h"
-#include "tensorbus/formats/layout_book_file.h"
+#include "tensorbus/cli/transfer.h"
 #include "tensorbus/formats/layout_file.h"
 #include "tensorbus/formats/manifest_file.h"
 #include "tensorbus/types/placement.h"
@@ -165,23 +164,6 @@ Result<Workload> MakeFromFiles(const WorkloadChoice& choice) {
   return workload;
 }
 
-Result<const Scenario*> FindScenario(const LayoutBook& book, const std::string& wanted) {
-  std::vector<const Scenario*> found;
-  for (const Scenario& scenario : book.scenarios) {
-    if (scenario.id == wanted) return &scenario;
-    if (scenario.id.rfind(wanted, 0) == 0) found.push_back(&scenario);
-  }
-  if (found.size() == 1) return found.front();
-  std::vector<std::string> ids;
-  for (const Scenario* scenario : found) ids.push_back(scenario->id);
-  if (found.empty()) {
-    for (const Scenario& scenario : book.scenarios) ids.push_back(scenario.id);
-  }
-  return BadChoice(fmt::format("--scenario '{}' names {}: {}", wanted,
-                               found.empty() ? "none" : "several", fmt::join(ids, ", ")),
-                   found.empty() ? Code::kNotFound : Code::kInvalidArgument);
-}
-
 /// Leaves out what the target does not take at all, so that only that is asked which can be had.
 void DropUnheld(JobLayout& layout) {
   auto& tensors = layout.tensors;
@@ -193,15 +175,18 @@ void DropUnheld(JobLayout& layout) {
 }
 
 Result<Workload> MakeFromScenario(const WorkloadChoice& choice) {
+  if (choice.scenario == "all") return BadChoice("--scenario all: one at a time is measured");
   TB_ASSIGN_OR_RETURN(const std::string folder, ManifestFolder(choice));
-  TB_ASSIGN_OR_RETURN(const LayoutBook book, formats::ReadLayoutBook(folder + "/layouts.json"));
-  TB_ASSIGN_OR_RETURN(const Scenario* scenario, FindScenario(book, choice.scenario));
-  TB_ASSIGN_OR_RETURN(const Manifest manifest,
-                      formats::ReadManifest(folder + "/" + scenario->manifest + ".json.gz"));
+  TransferOptions options;
+  options.layouts = folder + "/layouts.json";
+  options.scenario = choice.scenario;
   Workload workload;
-  workload.name = scenario->id;
-  TB_ASSIGN_OR_RETURN(workload.source, planner::ResolveTemplate(book, scenario->source, manifest));
-  TB_ASSIGN_OR_RETURN(workload.target, planner::ResolveTemplate(book, scenario->target, manifest));
+  TB_RETURN_IF_ERROR(ForEachTransfer(options, [&workload](Transfer transfer) -> Status {
+    workload.name = std::move(transfer.scenario);
+    workload.source = std::move(transfer.source);
+    workload.target = std::move(transfer.target);
+    return {};
+  }));
   DropUnheld(workload.source);
   DropUnheld(workload.target);
   return workload;
