@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "tensorbus/base/byte_io.h"
+#include "tensorbus/base/printable.h"
 
 namespace tensorbus::wire {
 namespace {
@@ -12,14 +13,9 @@ namespace {
 // One Put and one Get for each type, in the order of the fields on the wire. A Get fails the reader
 // on any value that a Put could not have written, so Decode has one check at its end.
 
-/// Texts are for people: cut them (at the edge of a UTF-8 character) rather than refuse to say
-/// anything.
+/// Texts are for people: leave some of them out rather than refuse to say anything.
 void PutText(ByteWriter& out, std::string_view text) {
-  std::size_t size = std::min<std::size_t>(text.size(), kMaxTextBytes);
-  if (size < text.size()) {
-    while (size > 0 && (static_cast<unsigned char>(text[size]) & 0xC0U) == 0x80U) --size;
-  }
-  out.PutString(text.substr(0, size));
+  out.PutString(Shortened(text, kMaxTextBytes));
 }
 std::string GetText(ByteReader& in) {
   return in.GetString(kMaxTextBytes);

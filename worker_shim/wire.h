@@ -250,8 +250,8 @@ struct Reply {
 };
 
 /// Body bytes of a message. A Status travels as code, reason, native and message; texts longer than
-/// kMaxTextBytes are cut. kClaim, kCancelUpdate, kGoodbye, kPing, kPong and kExplain have an
-/// empty body and no struct.
+/// kMaxTextBytes are Shortened(). kClaim, kCancelUpdate, kGoodbye, kPing, kPong and kExplain have
+/// an empty body and no struct.
 template <typename Message>
 std::vector<std::byte> Encode(const Message& message);
 

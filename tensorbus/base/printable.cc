@@ -1,5 +1,6 @@
 #include "tensorbus/base/printable.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <fmt/format.h>
 
@@ -40,6 +41,24 @@ bool Acts(std::uint32_t code) {
          || between(0x202a, 0x202e) || between(0x2066, 0x2069);
 }
 
+/// Whether a cut before byte `at` would go through a character, if the text is UTF-8.
+bool Splits(std::string_view text, std::size_t at) {
+  return at > 0 && at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80;
+}
+
+constexpr int kMostOfACharacter = 3;  // bytes after its first
+
+std::string_view Beginning(std::string_view text, std::size_t bytes) {
+  for (int i = 0; i < kMostOfACharacter && Splits(text, bytes); ++i) --bytes;
+  return text.substr(0, bytes);
+}
+
+std::string_view Ending(std::string_view text, std::size_t bytes) {
+  std::size_t at = text.size() - bytes;
+  for (int i = 0; i < kMostOfACharacter && Splits(text, at); ++i) ++at;
+  return text.substr(at);
+}
+
 }  // namespace
 
 bool IsPrintable(std::string_view text) {
@@ -66,6 +85,19 @@ std::string Printable(std::string_view text) {
     }
     text.remove_prefix(next.bytes);
   }
+  return out;
+}
+
+std::string Shortened(std::string_view text, std::size_t bytes) {
+  constexpr std::string_view kGap = "[...]";
+  constexpr std::size_t kLeast = 64;
+  constexpr std::size_t kMostOfTheEnd = 1024;
+  if (text.size() <= bytes) return std::string(text);
+  if (bytes < kLeast) return std::string(Beginning(text, bytes));
+  const std::string_view ending = Ending(text, std::min(bytes / 2, kMostOfTheEnd));
+  std::string out(Beginning(text, bytes - kGap.size() - ending.size()));
+  out += kGap;
+  out += ending;
   return out;
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -14,5 +15,10 @@ bool IsPrintable(std::string_view text);
 /// `text` with everything else shown: a line's end as `\n`, another control character of ASCII or a
 /// byte that is not UTF-8 as `\xNN`, any other character as `\u{NNNN}`.
 std::string Printable(std::string_view text);
+
+/// `text` in at most so many bytes, cut between characters of UTF-8. Messages begin with what they
+/// are about and end with what helps, a file or a remedy: what is too much is taken from between,
+/// where "[...]" stands then. In fewer than 64 bytes there is room for the beginning only.
+std::string Shortened(std::string_view text, std::size_t bytes);
 
 }  // namespace tensorbus

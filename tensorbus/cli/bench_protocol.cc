@@ -1,9 +1,11 @@
 #include "tensorbus/cli/bench_protocol.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <sys/socket.h>
+#include <sys/uio.h>
+
+#include "tensorbus/base/printable.h"
 
 namespace tensorbus::cli {
 namespace {
@@ -12,28 +14,32 @@ Status Gone() {
   return {Code::kUnavailable, "the other end has gone", Reason::kPeerLost};
 }
 
-template <typename Message>
-Status SendWhole(int fd, const Message& message) {
+Status Misfit() {
+  return {Code::kInternal, "a message of another size: two builds are mixed", Reason::kMalformed};
+}
+
+/// One message out of two parts.
+Status SendWhole(int fd, const void* head, std::size_t head_bytes, std::string_view text) {
+  iovec parts[] = {{const_cast<void*>(head), head_bytes},
+                   {const_cast<char*>(text.data()), text.size()}};
+  msghdr message = {};
+  message.msg_iov = parts;
+  message.msg_iovlen = text.empty() ? 1 : 2;
   while (true) {
-    const ssize_t sent = ::send(fd, &message, sizeof message, MSG_NOSIGNAL);
-    if (sent == static_cast<ssize_t>(sizeof message)) return {};
+    const ssize_t sent = ::sendmsg(fd, &message, MSG_NOSIGNAL);
+    if (sent == static_cast<ssize_t>(head_bytes + text.size())) return {};
     if (sent < 0 && errno == EINTR) continue;
     return sent < 0 && errno != EPIPE && errno != ECONNRESET ? ErrnoStatus(errno, "send") : Gone();
   }
 }
 
-template <typename Message>
-Result<Message> ReceiveWhole(int fd, int flags) {
-  Message message;
+/// Bytes of the next message, of which at most `size` are put at `into`; never 0.
+Result<std::size_t> ReceiveWhole(int fd, void* into, std::size_t size, int flags) {
   while (true) {
-    const ssize_t got = ::recv(fd, &message, sizeof message, flags);
-    if (got == static_cast<ssize_t>(sizeof message)) return message;
+    const ssize_t got = ::recv(fd, into, size, flags | MSG_TRUNC);
+    if (got > 0) return static_cast<std::size_t>(got);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0 && errno == EAGAIN) return Status(Code::kDeadlineExceeded, "nothing there");
-    if (got > 0) {
-      return Status(Code::kInternal, "a message of another size: two builds are mixed",
-                    Reason::kMalformed);
-    }
     return Gone();
   }
 }
@@ -41,19 +47,33 @@ Result<Message> ReceiveWhole(int fd, int flags) {
 }  // namespace
 
 Status SendBench(int fd, const BenchMessage& message) {
-  return SendWhole(fd, message);
+  return SendWhole(fd, &message, sizeof message, {});
 }
 
 Status SendBench(int fd, const BenchReply& reply) {
-  return SendWhole(fd, reply);
+  const std::string text = Shortened(reply.text, kMaxBenchTextBytes);
+  BenchReplyHead head = reply;
+  head.text_bytes = static_cast<std::uint32_t>(text.size());
+  return SendWhole(fd, &head, sizeof head, text);
 }
 
 Result<BenchMessage> ReceiveCommand(int fd) {
-  return ReceiveWhole<BenchMessage>(fd, 0);
+  BenchMessage message;
+  TB_ASSIGN_OR_RETURN(const std::size_t bytes, ReceiveWhole(fd, &message, sizeof message, 0));
+  return bytes == sizeof message ? Result<BenchMessage>(message) : Misfit();
 }
 
 Result<BenchReply> ReceiveReply(int fd) {
-  return ReceiveWhole<BenchReply>(fd, MSG_DONTWAIT);
+  BenchReply reply;
+  BenchReplyHead& head = reply;
+  std::string whole(sizeof head + kMaxBenchTextBytes, '\0');
+  TB_ASSIGN_OR_RETURN(const std::size_t bytes,
+                      ReceiveWhole(fd, whole.data(), whole.size(), MSG_DONTWAIT));
+  if (bytes < sizeof head || bytes > whole.size()) return Misfit();
+  std::memcpy(&head, whole.data(), sizeof head);
+  if (bytes != sizeof head + head.text_bytes) return Misfit();
+  reply.text = whole.substr(sizeof head, head.text_bytes);
+  return reply;
 }
 
 BenchReply ReplyTo(BenchCommand command, const Status& status) {
@@ -61,7 +81,7 @@ BenchReply ReplyTo(BenchCommand command, const Status& status) {
   reply.command = command;
   reply.code = static_cast<std::uint32_t>(status.code());
   reply.reason = static_cast<std::uint32_t>(status.reason());
-  if (!status.ok()) SetText(reply, status.message());
+  if (!status.ok()) reply.text = status.message();
   return reply;
 }
 
@@ -69,15 +89,8 @@ Status StatusOf(const BenchReply& reply) {
   if (reply.code == 0) return {};
   const bool known = reply.code <= static_cast<std::uint32_t>(Code::kUnauthenticated);
   const bool known_reason = reply.reason <= static_cast<std::uint32_t>(Reason::kBusy);
-  return {known ? static_cast<Code>(reply.code) : Code::kUnknown,
-          std::string(reply.text, ::strnlen(reply.text, sizeof reply.text)),
+  return {known ? static_cast<Code>(reply.code) : Code::kUnknown, reply.text,
           known_reason ? static_cast<Reason>(reply.reason) : Reason::kNone};
-}
-
-void SetText(BenchReply& reply, std::string_view text) {
-  const std::size_t size = std::min(text.size(), sizeof reply.text - 1);
-  std::memcpy(reply.text, text.data(), size);
-  reply.text[size] = 0;
 }
 
 }  // namespace tensorbus::cli

@@ -4,14 +4,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <ctime>
-#include <string_view>
+#include <string>
 
 #include "tensorbus/base/clock.h"
 #include "tensorbus/base/status.h"
 
-// How the process that runs a benchmark speaks with those it starts: fixed-size messages over a
-// SOCK_SEQPACKET pair, one reply to each command. Both ends are of one build; bench/ and the
-// scripts of bench/peers speak it too.
+// How the process that runs a benchmark speaks with those it starts: messages over a SOCK_SEQPACKET
+// pair, one reply to each command. A command has one size; a reply is its numbers and as much text
+// as it has. Both ends are of one build; bench/ and the scripts of bench/peers speak it too.
 namespace tensorbus::cli {
 
 enum class BenchCommand : std::uint32_t {
@@ -37,19 +37,27 @@ struct BenchMessage {
 };
 static_assert(sizeof(BenchMessage) == 32);
 
-struct BenchReply {
-  std::uint32_t code = 0;  ///< a Code; then `text` says what went wrong
+/// What a reply begins with on its way.
+struct BenchReplyHead {
+  std::uint32_t code = 0;  ///< a Code; then the text says what went wrong
   BenchCommand command = BenchCommand::kHello;
-  std::uint64_t begin_ns = 0;  ///< CLOCK_MONOTONIC: the publish call; a peer's first byte
-  std::uint64_t end_ns = 0;    ///< the flip as the worker sees it; a peer's last byte
-  std::uint64_t cpu_ns = 0;    ///< processor time of this process meanwhile
-  std::uint64_t bytes = 0;     ///< that arrived
-  std::uint64_t address = 0;   ///< hand-cma's source: its arena
-  double values[4] = {};       ///< see where they are filled
-  std::uint32_t reason = 0;    ///< a Reason, of the failure
-  char text[444] = {};         ///< zero-ended: an error, or why a memory mode was chosen
+  std::uint64_t begin_ns = 0;    ///< CLOCK_MONOTONIC: the publish call; a peer's first byte
+  std::uint64_t end_ns = 0;      ///< the flip as the worker sees it; a peer's last byte
+  std::uint64_t cpu_ns = 0;      ///< processor time of this process meanwhile
+  std::uint64_t bytes = 0;       ///< that arrived
+  std::uint64_t address = 0;     ///< hand-cma's source: its arena
+  double values[4] = {};         ///< see where they are filled
+  std::uint32_t reason = 0;      ///< a Reason, of the failure
+  std::uint32_t text_bytes = 0;  ///< that follow; set by SendBench()
 };
-static_assert(sizeof(BenchReply) == 528);
+static_assert(sizeof(BenchReplyHead) == 88);
+
+struct BenchReply : BenchReplyHead {
+  std::string text;  ///< an error, or why a memory mode was chosen
+};
+
+/// More than a worker can hear from its agent: nothing of an error's trace or remedy is lost here.
+inline constexpr std::size_t kMaxBenchTextBytes = 32768;
 
 /// Which ceiling a kRun measures.
 enum class BenchCeiling : std::uint64_t {
@@ -90,6 +98,7 @@ static_assert(sizeof(BenchGo) == 64 * 256);
 
 /// Errors: kUnavailable/kPeerLost when the other end is gone; kDeadlineExceeded.
 Status SendBench(int fd, const BenchMessage& message);
+/// With at most kMaxBenchTextBytes of its text, Shortened().
 Status SendBench(int fd, const BenchReply& reply);
 /// Waits without a deadline: the end of the stream is what ends a worker whose bench has died.
 Result<BenchMessage> ReceiveCommand(int fd);
@@ -99,7 +108,6 @@ Result<BenchReply> ReceiveReply(int fd);
 /// A reply that carries a failure, or (for OK) nothing yet.
 BenchReply ReplyTo(BenchCommand command, const Status& status);
 Status StatusOf(const BenchReply& reply);
-void SetText(BenchReply& reply, std::string_view text);
 
 /// CLOCK_MONOTONIC, the same for all processes of a host.
 inline std::uint64_t MonotonicNs() {

@@ -105,7 +105,7 @@ class BenchWorker {
     TB_ASSIGN_OR_RETURN(const client::Registered registered, client_->Register(registration));
     reply->values[kRegisterSeconds] = registered.register_seconds;
     reply->values[kPrefaultSeconds] = registered.prefault_seconds;
-    SetText(*reply, fmt::format("{}: {}", MemoryModeName(registered.mode), registered.why));
+    reply->text = fmt::format("{}: {}", MemoryModeName(registered.mode), registered.why);
     return {};
   }
 

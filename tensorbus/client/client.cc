@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "tensorbus/base/mutex.h"
+#include "tensorbus/base/printable.h"
 #include "worker_shim/tensorbus_shim.h"
 
 namespace tensorbus::client {
@@ -159,10 +160,8 @@ struct Client::Impl {
                                 .version = Version{event->version},
                                 .timeout = Nanos(event->timeout_ns)});
     if (status.ok()) return TB_OK;
-    const std::size_t size =
-        std::min<std::size_t>(status.message().size(), event->message_capacity - 1);
-    std::memcpy(event->message, status.message().data(), size);
-    event->message[size] = '\0';
+    const std::string text = Shortened(status.message(), event->message_capacity - 1);
+    std::memcpy(event->message, text.c_str(), text.size() + 1);
     return static_cast<tb_status>(status.code());
   }
 

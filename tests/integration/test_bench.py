@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -134,6 +135,15 @@ def test_an_injected_fault_fails_naming_the_culprit(scratch: Path, fault: str, f
     for word in named:
         assert word in answer["error"]["message"] and word in said, answer
     assert answer["error"]["reason"] in reasons, answer
+
+
+def test_an_error_names_its_trace_to_the_end(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = scratch / ("runtime-" + "long" * 50)
+    folder.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    answer, said = bench(scratch, "--scale", "64", "--iterations", "2", "--proof", "stream", "--flip", "shadow", "--fault", "stray-write", status=1)
+    (path,) = re.findall(r"\(trace: (\S+)\)", answer["error"]["message"])
+    assert path in said and Path(path).parent == folder / "tensorbus" / "traces" and "event=session_failed" in Path(path).read_text(encoding="utf-8")
 
 
 def test_hand_written_peers_move_the_same_bytes(scratch: Path) -> None:

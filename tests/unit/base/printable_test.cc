@@ -49,5 +49,45 @@ TEST(Printable, ShowsTheBytesOfWhatIsNotUtf8) {
   }
 }
 
+TEST(Shortened, LeavesWhatFitsAsItIs) {
+  EXPECT_EQ(Shortened("", 0), "");
+  EXPECT_EQ(Shortened("a remedy", 8), "a remedy");
+  const std::string whole(64, 'x');
+  EXPECT_EQ(Shortened(whole, 64), whole);
+}
+
+TEST(Shortened, KeepsTheBeginningAndTheEnd) {
+  const std::string text =
+      "session 3 failed: " + std::string(5000, '.') + " (trace: /tmp/tensorbus-0/traces/3.trace)";
+  for (const std::size_t bytes : {100U, 1000U, 4000U}) {
+    const std::string shown = Shortened(text, bytes);
+    EXPECT_EQ(shown.size(), bytes);
+    EXPECT_EQ(shown.rfind("session 3 failed: ", 0), 0U) << shown;
+    EXPECT_NE(shown.find("[...]"), std::string::npos);
+    const std::string end = " (trace: /tmp/tensorbus-0/traces/3.trace)";
+    EXPECT_EQ(shown.substr(shown.size() - end.size()), end);
+  }
+}
+
+TEST(Shortened, SplitsNoCharacter) {
+  for (const std::string_view character : {"\xc3\xb6", "\xe2\x82\xac", "\xf0\x9f\x9a\x80"}) {
+    std::string text;
+    for (int i = 0; i < 300; ++i) text += character;
+    for (std::size_t bytes = 0; bytes < 300; ++bytes) {
+      const std::string shown = Shortened(text, bytes);
+      EXPECT_LE(shown.size(), bytes);
+      EXPECT_GE(shown.size() + 6, bytes) << "no more than it must";
+      EXPECT_TRUE(IsPrintable(shown)) << bytes;
+    }
+  }
+}
+
+TEST(Shortened, KeepsItsBoundForBytesThatAreNoCharacters) {
+  const std::string text(500, '\x80');
+  for (const std::size_t bytes : {0U, 1U, 63U, 64U, 200U, 499U}) {
+    EXPECT_LE(Shortened(text, bytes).size(), bytes);
+  }
+}
+
 }  // namespace
 }  // namespace tensorbus
