@@ -27,23 +27,26 @@ OrderedJson RankJson(const proto::RankStatus& rank) {
           {"dirty", rank.dirty()}};
 }
 
-OrderedJson ReplicaJson(const proto::ReplicaStatus& replica) {
-  OrderedJson ranks = OrderedJson::array();
-  for (const auto& rank : replica.ranks()) ranks.push_back(RankJson(rank));
-  return {{"job", replica.job()},
-          {"replica", replica.replica()},
-          {"state", replica.state()},
-          {"live_version", replica.live_version()},
-          {"rank_count", replica.rank_count()},
-          {"flip", replica.flip()},
-          {"proof", replica.proof()},
-          {"ranks", std::move(ranks)}};
-}
-
 OrderedJson ErrorBody(const Status& status) {
   return {{"code", std::string(CodeName(status.code()))},
           {"reason", std::string(ReasonName(status.reason()))},
           {"message", status.message()}};
+}
+
+OrderedJson ReplicaJson(const proto::ReplicaStatus& replica) {
+  OrderedJson ranks = OrderedJson::array();
+  for (const auto& rank : replica.ranks()) ranks.push_back(RankJson(rank));
+  OrderedJson out = {{"job", replica.job()},
+                     {"replica", replica.replica()},
+                     {"state", replica.state()},
+                     {"layout", replica.layout()},
+                     {"live_version", replica.live_version()},
+                     {"rank_count", replica.rank_count()},
+                     {"flip", replica.flip()},
+                     {"proof", replica.proof()},
+                     {"ranks", std::move(ranks)}};
+  if (replica.has_error()) out["error"] = ErrorBody(rpc::FromProto(replica.error()));
+  return out;
 }
 
 }  // namespace
@@ -129,10 +132,13 @@ OrderedJson ToJson(const proto::ExplainReply& reply) {
                       {"box", BoxJson(route.box())},
                       {"bytes", route.bytes()}});
   }
-  return {{"dtype", reply.dtype()},
-          {"shape", std::move(shape)},
-          {"holders", std::move(holders)},
-          {"routes", std::move(routes)}};
+  OrderedJson out = {{"channel", reply.channel()},
+                     {"dtype", reply.dtype()},
+                     {"shape", std::move(shape)},
+                     {"holders", std::move(holders)},
+                     {"routes", std::move(routes)}};
+  if (!reply.why_no_routes().empty()) out["why_no_routes"] = reply.why_no_routes();
+  return out;
 }
 
 OrderedJson ToJson(const proto::WhoIsMissingReply& reply) {
@@ -157,10 +163,10 @@ OrderedJson ToJson(const proto::VerifyReply& reply) {
   }
   OrderedJson tensors = OrderedJson::object();
   for (const auto& tensor : reply.tensors()) tensors[tensor.tensor()] = DigestText(tensor.digest());
-  return {{"equal", reply.equal()},          {"version", reply.version()},
-          {"tensors", reply.tensor_count()}, {"bytes", reply.bytes()},
-          {"holders", reply.holder_count()}, {"faults", std::move(faults)},
-          {"digests", std::move(tensors)}};
+  return {{"equal", reply.equal()},      {"channel", reply.channel()},
+          {"version", reply.version()},  {"tensors", reply.tensor_count()},
+          {"bytes", reply.bytes()},      {"holders", reply.holder_count()},
+          {"faults", std::move(faults)}, {"digests", std::move(tensors)}};
 }
 
 OrderedJson ToTraceJson(const proto::TraceReply& reply) {

@@ -33,6 +33,13 @@ int Fail(const AdminOptions& options, const Status& status, std::ostream& out, s
   return status.code() == Code::kInvalidArgument ? kExitUsage : kExitFailed;
 }
 
+/// The answer for whoever asked for JSON; whether that was so.
+template <typename Reply>
+bool PrintJson(const AdminOptions& options, const Reply& reply, std::ostream& out) {
+  if (options.json) out << Dump(ToJson(reply)) << '\n';
+  return options.json;
+}
+
 /// One call to the daemon and what to do with the answer.
 template <typename Request, typename Reply, typename Show>
 int Ask(const AdminOptions& options, Result<Reply> (rpc::AdminClient::*method)(const Request&),
@@ -67,19 +74,28 @@ std::string VersionText(std::uint64_t version) {
   return version == 0 ? "-" : std::to_string(version);
 }
 
+/// How a replica's layout compares with the producer's.
+Cell LayoutCell(const std::string& fit) {
+  if (fit == "does_not_fit") return {"does not fit", Colour::kRed};
+  if (fit == "not_compared") return {"not compared", Colour::kYellow};
+  return {fit, Colour::kGreen};
+}
+
 void PrintChannel(const proto::ChannelStatus& channel, bool colours, std::ostream& err) {
   err << fmt::format("{}  latest version {}, epoch {}, {}, {}\n",
                      Paint("channel " + channel.channel(), Colour::kBold, colours),
                      VersionText(channel.latest_version()), channel.epoch(),
                      Count(channel.tensor_count(), "tensor"), HumanBytes(channel.bytes()));
-  Table table({"JOB", "ROLE", "RANKS", "STATE", "VERSION", "FLIP", "PROOF", "WAITING"});
+  Table table({"JOB", "ROLE", "RANKS", "STATE", "LAYOUT", "VERSION", "FLIP", "PROOF", "WAITING"});
   if (!channel.producer_job().empty()) {
     const bool complete =
         static_cast<std::uint32_t>(channel.producer_ranks_size()) == channel.producer_rank_count();
-    const std::string state = complete ? "registered" : "incomplete";
+    const std::string state = complete                             ? "registered"
+                              : channel.producer_ranks_size() == 0 ? "left"
+                                                                   : "incomplete";
     table.Add({channel.producer_job(), "producer",
                fmt::format("{}/{}", channel.producer_ranks_size(), channel.producer_rank_count()),
-               Cell(state, complete ? Colour::kGreen : Colour::kRed),
+               Cell(state, complete ? Colour::kGreen : Colour::kRed), "",
                VersionText(channel.latest_version()), "", "", ""});
   }
   for (const auto& replica : channel.replicas()) {
@@ -87,11 +103,16 @@ void PrintChannel(const proto::ChannelStatus& channel, bool colours, std::ostrea
     for (const auto& rank : replica.ranks()) waiting += rank.waiting() ? 1 : 0;
     table.Add({fmt::format("{} replica {}", replica.job(), replica.replica()), "consumer",
                fmt::format("{}/{}", replica.ranks_size(), replica.rank_count()),
-               Cell(replica.state(), ColourOf(replica.state())),
+               Cell(replica.state(), ColourOf(replica.state())), LayoutCell(replica.layout()),
                VersionText(replica.live_version()), replica.flip(), replica.proof(),
                waiting == 0 ? "" : Count(waiting, "rank")});
   }
   table.Print(err, "  ");
+  for (const auto& replica : channel.replicas()) {
+    if (!replica.has_error()) continue;
+    err << fmt::format("  {} replica {}: {}\n", Printable(replica.job()), replica.replica(),
+                       Printable(replica.error().message()));
+  }
 }
 
 void PrintStatus(const proto::StatusReply& reply, std::ostream& err) {
@@ -132,11 +153,7 @@ void PrintStatus(const proto::StatusReply& reply, std::ostream& err) {
 int RunStatus(const AdminOptions& options, const WatchOptions& watch, std::ostream& out,
               std::ostream& err) {
   const auto show = [&](const proto::StatusReply& reply) {
-    if (options.json) {
-      out << Dump(ToJson(reply)) << '\n';
-    } else {
-      PrintStatus(reply, err);
-    }
+    if (!PrintJson(options, reply, out)) PrintStatus(reply, err);
     return kExitFine;
   };
   if (!watch.watch) {
@@ -162,10 +179,7 @@ int RunVersions(const AdminOptions& options, const std::string& channel, std::os
   request.set_channel(channel);
   return Ask(options, &rpc::AdminClient::GetVersions, request, out, err,
              [&](const proto::VersionsReply& reply) {
-               if (options.json) {
-                 out << Dump(ToJson(reply)) << '\n';
-                 return kExitFine;
-               }
+               if (PrintJson(options, reply, out)) return kExitFine;
                Table table({"CHANNEL", "VERSION", "STATE", "KEPT AS", "RANKS", "AGE", "LIVE AT"});
                for (const auto& version : reply.versions()) {
                  const bool gone = version.state() == "released";
@@ -214,10 +228,7 @@ int RunExplain(const AdminOptions& options, const std::string& channel, const st
              [&](const proto::ExplainReply& reply) {
                const Status fault = rpc::FromProto(reply.error());
                if (!fault.ok()) return Fail(options, fault, out, err);
-               if (options.json) {
-                 out << Dump(ToJson(reply)) << '\n';
-                 return kExitFine;
-               }
+               if (PrintJson(options, reply, out)) return kExitFine;
                err << fmt::format("{}  {} [{}]\n", Printable(tensor), Printable(reply.dtype()),
                                   fmt::join(reply.shape(), ", "));
                Table holders({"HELD BY", "BOXES"});
@@ -237,6 +248,9 @@ int RunExplain(const AdminOptions& options, const std::string& channel, const st
                              BoxText(route.box()), HumanBytes(route.bytes())});
                }
                if (!routes.empty()) routes.Print(err, "  ");
+               if (!reply.why_no_routes().empty()) {
+                 err << fmt::format("  no routes: {}\n", Printable(reply.why_no_routes()));
+               }
                return kExitFine;
              });
 }
@@ -245,10 +259,7 @@ int RunWhoIsMissing(const AdminOptions& options, std::ostream& out, std::ostream
   return Ask(
       options, &rpc::AdminClient::WhoIsMissing, proto::WhoIsMissingRequest(), out, err,
       [&](const proto::WhoIsMissingReply& reply) {
-        if (options.json) {
-          out << Dump(ToJson(reply)) << '\n';
-          return kExitFine;
-        }
+        if (PrintJson(options, reply, out)) return kExitFine;
         Table table({"WAITS", "FOR", "SINCE", "REMEDY"});
         for (const auto& item : reply.missing()) {
           table.Add({item.what(), item.who(), HumanSeconds(item.waiting_seconds()), item.remedy()});
@@ -270,12 +281,13 @@ int RunVerify(const AdminOptions& options, const std::string& channel, std::uint
   request.set_timeout_ms(static_cast<std::uint64_t>(options.timeout_seconds * 1000 * kAnswerShare));
   return Ask(options, &rpc::AdminClient::Verify, request, out, err,
              [&](const proto::VerifyReply& reply) {
-               if (options.json) out << Dump(ToJson(reply)) << '\n';
+               PrintJson(options, reply, out);
                const bool colours = Colourful(err);
-               err << fmt::format("{}: version {} at {}, {}, {} digested\n",
+               err << fmt::format("{}: version {} of channel {} at {}, {}, {} digested\n",
                                   reply.equal() ? Paint("equal", Colour::kGreen, colours)
                                                 : Paint("DIFFERENT", Colour::kRed, colours),
-                                  reply.version(), Count(reply.holder_count(), "rank"),
+                                  reply.version(), Printable(reply.channel()),
+                                  Count(reply.holder_count(), "rank"),
                                   Count(reply.tensor_count(), "tensor"), HumanBytes(reply.bytes()));
                for (const auto& fault : reply.faults()) {
                  err << "  " << Printable(fault.message()) << '\n';

@@ -179,6 +179,7 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
   void OnLeave(Agent& agent, const proto::LeaveRank& message);
   /// `may_return`: its process may live on, and come back with what it holds.
   void RankGone(const RankKey& key, const Status& why, bool may_return);
+  Departure DepartureOf(const Status& why) const;
   void ProducerRankGone(Channel& channel, std::uint32_t rank, const Status& why, bool may_return);
   RankState* FindRank(const RankKey& key);
   /// The rank if it is registered through this agent; null otherwise.
@@ -246,6 +247,10 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
     std::string remedy;
     TimePoint since;
   };
+  /// Bounded; empty also before any producer.
+  std::vector<Missing> AbsentProducerRanks(const Channel& channel) const;
+  /// Why the channel has no complete producer now: "policy/trainer rank 1 of 2 left 3.0 s ago (…)".
+  std::string WhyIncomplete(const Channel& channel) const;
   std::vector<Missing> MissingOf(const Channel& channel, const Replica& replica) const;
   std::vector<Missing> MissingOf(const Channel& channel, const VersionState& version) const;
   /// For the error of a wait that ends, or that its caller gives up.
@@ -256,7 +261,9 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
   void OnExplainWait(Agent& agent, const proto::ExplainWait& message);
 
   // core_admin.cc, core_digests.cc: answers to tensorbusctl, proofs by digest.
+  /// With "" the only one that is in use.
   Result<Channel*> FindChannel(const std::string& name);
+  Channel* OnlyChannel();
   struct DigestJob;
   struct VerifyRun;
   struct ClaimRun;
@@ -264,6 +271,7 @@ class Core final : public rpc::ControlHandler, public rpc::AdminHandler {
   Result<std::vector<DigestHolder>> HoldersToVerify(const Channel& channel, Version version) const;
   std::vector<DigestHolder> ProducerHolders(const Channel& channel,
                                             const VersionState& version) const;
+  std::string WhyNobodyHolds(const Channel& channel, Version version) const;
   bool StillHeld(const std::string& channel, const std::vector<DigestHolder>& holders) const;
   void AskHolders(const std::shared_ptr<VerifyRun>& run);
   void CompareHolders(const std::shared_ptr<VerifyRun>& run);

@@ -35,7 +35,14 @@ std::string_view StateOf(const Replica& replica) {
   return all ? "waiting" : "idle";
 }
 
-proto::ReplicaStatus StatusOf(const Replica& replica) {
+/// How its layout compares with the producer's.
+std::string_view FitOf(const Channel& channel, const Replica& replica) {
+  if (!replica.fault.ok()) return "does_not_fit";
+  const bool compared = channel.producer.complete() && replica.complete() && replica.assembly == 0;
+  return compared ? "fits" : "not_compared";
+}
+
+proto::ReplicaStatus StatusOf(const Channel& channel, const Replica& replica) {
   proto::ReplicaStatus out;
   out.set_job(replica.job);
   out.set_replica(replica.replica);
@@ -43,6 +50,8 @@ proto::ReplicaStatus StatusOf(const Replica& replica) {
   for (const auto& [number, rank] : replica.ranks) *out.add_ranks() = StatusOf(rank);
   out.set_live_version(replica.live().value);
   out.set_state(std::string(StateOf(replica)));
+  out.set_layout(std::string(FitOf(channel, replica)));
+  if (!replica.fault.ok()) *out.mutable_error() = rpc::ToProto(replica.fault);
   if (!replica.ranks.empty()) {
     out.set_flip(std::string(FlipName(replica.ranks.begin()->second.flip)));
     out.set_proof(std::string(ProofName(replica.ranks.begin()->second.proof)));
@@ -64,7 +73,9 @@ proto::ChannelStatus StatusOf(const Channel& channel) {
     out.set_tensor_count(channel.producer.layout->layout.tensors.size());
     out.set_bytes(channel.producer.layout->bytes);
   }
-  for (const auto& [key, replica] : channel.replicas) *out.add_replicas() = StatusOf(replica);
+  for (const auto& [key, replica] : channel.replicas) {
+    *out.add_replicas() = StatusOf(channel, replica);
+  }
   return out;
 }
 
@@ -81,7 +92,8 @@ struct Explanation {
   std::string channel;
   std::string tensor;
   std::string producer_job;
-  std::shared_ptr<const LayoutEntry> source;
+  std::shared_ptr<const LayoutEntry> source;  ///< null while there is no complete producer
+  std::string why_no_source;
   struct Target {
     std::string job;
     std::uint32_t replica = 0;
@@ -109,7 +121,8 @@ void AddRoutes(const LayoutEntry& source, const Explanation::Target& target,
   const Result<planner::Plan> plan =
       planner::BuildPlan(source.layout, target.layout->layout, target.topology);
   if (!plan.ok()) {
-    *reply.mutable_error() = rpc::ToProto(plan.status());
+    *reply.mutable_error() = rpc::ToProto(
+        plan.status().Annotate(fmt::format("{} replica {}", target.job, target.replica)));
     return;
   }
   const auto& tensors = target.layout->layout.tensors;
@@ -127,39 +140,64 @@ void AddRoutes(const LayoutEntry& source, const Explanation::Target& target,
   }
 }
 
+Status UnknownTensor(const Explanation& asked) {
+  const LayoutEntry& known = asked.source ? *asked.source : *asked.targets.front().layout;
+  const auto near = NearestNames(known.layout, asked.tensor, 5);
+  return {Code::kNotFound,
+          fmt::format("channel {} has no tensor \"{}\"{}{}{}", asked.channel, asked.tensor,
+                      asked.source
+                          ? ""
+                          : fmt::format(", as far as its replicas show ({})", asked.why_no_source),
+                      near.empty() ? "" : "; nearest names: ", fmt::join(near, ", ")),
+          Reason::kUnknownTensor};
+}
+
+/// Needs a source or a target.
 Result<proto::ExplainReply> ExplainTensor(const Explanation& asked) {
-  const JobLayout::Tensor* const tensor = asked.source->index.Find(asked.tensor);
-  if (tensor == nullptr) {
-    const auto near = NearestNames(asked.source->layout, asked.tensor, 5);
-    return Status(Code::kNotFound,
-                  fmt::format("channel {} has no tensor \"{}\"{}{}", asked.channel, asked.tensor,
-                              near.empty() ? "" : "; nearest names: ", fmt::join(near, ", ")),
-                  Reason::kUnknownTensor);
+  const JobLayout::Tensor* tensor = asked.source ? asked.source->index.Find(asked.tensor) : nullptr;
+  for (const Explanation::Target& target : asked.targets) {
+    if (asked.source || tensor != nullptr) break;
+    tensor = target.layout->index.Find(asked.tensor);
   }
+  if (tensor == nullptr) return UnknownTensor(asked);
   proto::ExplainReply reply;
+  reply.set_channel(asked.channel);
+  reply.set_why_no_routes(asked.why_no_source);
   reply.set_dtype(std::string(DTypeName(tensor->spec.dtype)));
   for (const std::uint64_t size : tensor->spec.shape.dims()) reply.add_shape(size);
-  AddHolders(*asked.source, asked.tensor, asked.producer_job, 0, reply);
+  if (asked.source) AddHolders(*asked.source, asked.tensor, asked.producer_job, 0, reply);
   for (const Explanation::Target& target : asked.targets) {
     AddHolders(*target.layout, asked.tensor, target.job, target.replica, reply);
-    AddRoutes(*asked.source, target, tensor->spec, reply);
+    if (asked.source) AddRoutes(*asked.source, target, tensor->spec, reply);
   }
   return reply;
 }
 
 }  // namespace
 
+// A channel of which only numbers are remembered is nobody's choice while another is in use.
+Channel* Core::OnlyChannel() {
+  if (channels_.size() == 1) return &channels_.begin()->second;
+  Channel* used = nullptr;
+  for (auto& [name, channel] : channels_) {
+    if (channel.empty()) continue;
+    if (used != nullptr) return nullptr;
+    used = &channel;
+  }
+  return used;
+}
+
 Result<Channel*> Core::FindChannel(const std::string& name) {
   if (!name.empty()) {
     const auto found = channels_.find(name);
     if (found != channels_.end()) return &found->second;
-  } else if (channels_.size() == 1) {
-    return &channels_.begin()->second;
+  } else if (Channel* const only = OnlyChannel(); only != nullptr) {
+    return only;
   }
   std::vector<std::string_view> names;
   for (const auto& [known, channel] : channels_) names.emplace_back(known);
   if (names.empty()) {
-    return Status(Code::kNotFound, "no job has registered yet: there is no channel");
+    return Status(Code::kNotFound, "there is no channel: no job is registered");
   }
   if (name.empty()) {
     return Status(Code::kInvalidArgument,
@@ -267,16 +305,12 @@ void Core::Explain(const proto::ExplainRequest& request, Done<proto::ExplainRepl
   const Result<Channel*> found = FindChannel(request.channel());
   if (!found.ok()) return done(found.status());
   const Channel& channel = **found;
-  if (!channel.producer.complete()) {
-    return done(Status(Code::kFailedPrecondition,
-                       fmt::format("channel {} has no complete producer yet", channel.name),
-                       Reason::kMissingRank));
-  }
   auto asked = std::make_shared<Explanation>();
   asked->channel = channel.name;
   asked->tensor = request.tensor();
   asked->producer_job = channel.producer.job;
   asked->source = channel.producer.layout;
+  if (!asked->source) asked->why_no_source = WhyIncomplete(channel);
   for (const auto& [key, replica] : channel.replicas) {
     if (!replica.complete()) continue;
     asked->targets.push_back(
@@ -284,6 +318,13 @@ void Core::Explain(const proto::ExplainRequest& request, Done<proto::ExplainRepl
          .replica = replica.replica,
          .layout = replica.layout,
          .topology = planner::TopologyByHost(ParticipantsOf(channel, replica))});
+  }
+  if (!asked->source && asked->targets.empty()) {
+    return done(Status(Code::kFailedPrecondition,
+                       fmt::format("nobody knows the tensors of channel {} now: {}; no complete "
+                                   "replica is there either",
+                                   channel.name, asked->why_no_source),
+                       Reason::kMissingRank));
   }
   side_work_.Start<proto::ExplainReply>(
       SideWork::Lane::kQuestions, "explaining " + asked->tensor,

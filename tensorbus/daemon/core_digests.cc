@@ -1,9 +1,11 @@
 #include <algorithm>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "planner/plan.h"
 #include "tensorbus/base/log.h"
 #include "tensorbus/daemon/core.h"
+#include "tensorbus/daemon/version_policy.h"
 #include "tensorbus/rpc/convert.h"
 #include "tensorbus/rpc/status_map.h"
 
@@ -200,8 +202,9 @@ Result<std::vector<DigestHolder>> Core::HoldersToVerify(const Channel& channel,
     holders = ProducerHolders(channel, kept->second);
   }
   for (const auto& [key, replica] : channel.replicas) {
+    // Before the first version replicas serve 0, each what it likes.
     if (!replica.complete() || replica.dirty() || replica.session.value != 0 ||
-        replica.live() != version) {
+        version.value == 0 || replica.live() != version) {
       continue;
     }
     for (const auto& [number, rank] : replica.ranks) {
@@ -212,10 +215,46 @@ Result<std::vector<DigestHolder>> Core::HoldersToVerify(const Channel& channel,
     }
   }
   if (!holders.empty()) return holders;
-  return Status(Code::kNotFound,
-                fmt::format("nobody holds version {} of channel {} right now: its producer has "
-                            "written on, and no clean replica serves it",
-                            version.value, channel.name));
+  return Status(Code::kNotFound, WhyNobodyHolds(channel, version));
+}
+
+std::string Core::WhyNobodyHolds(const Channel& channel, Version version) const {
+  const Producer& producer = channel.producer;
+  if (channel.newest.value == 0) {
+    return fmt::format("nothing has been published on channel {} yet{}", channel.name,
+                       producer.complete() ? "" : ": " + WhyIncomplete(channel));
+  }
+  if (version > channel.newest) {
+    return fmt::format("version {} of channel {} has not been published; the newest is {}",
+                       version.value, channel.name, channel.newest.value);
+  }
+  const auto kept = channel.versions.find(version);
+  const bool behind =
+      std::all_of(producer.ranks.begin(), producer.ranks.end(),
+                  [&](const auto& entry) { return entry.second.published < version; });
+  const std::string source =
+      !producer.complete() ? WhyIncomplete(channel)
+      : kept != channel.versions.end()
+          ? fmt::format("{}", fmt::join(HoldersOf(channel, kept->second), ", "))
+      : behind ? fmt::format("the producer that is there, {}, has not published it", producer.job)
+               : fmt::format("{} may write its memory again, or has", producer.job);
+  std::string targets = channel.replicas.empty() ? "no replica is there" : "";
+  constexpr std::size_t kNamedReplicas = 4;
+  std::size_t count = 0;
+  for (const auto& [key, replica] : channel.replicas) {
+    if (++count > kNamedReplicas) continue;
+    const Version live = replica.live();
+    targets +=
+        fmt::format("{}{} replica {} {}", targets.empty() ? "" : ", ", replica.job, replica.replica,
+                    replica.session.value != 0 ? "is being brought a version"
+                    : replica.dirty()          ? "is dirty"
+                    : !replica.complete()      ? "is incomplete"
+                    : live.value == 0          ? "serves none"
+                                               : fmt::format("serves version {}", live.value));
+  }
+  if (count > kNamedReplicas) targets += fmt::format(", and {} more", count - kNamedReplicas);
+  return fmt::format("nobody holds version {} of channel {} right now: {}; {}", version.value,
+                     channel.name, source, targets);
 }
 
 bool Core::StillHeld(const std::string& name, const std::vector<DigestHolder>& holders) const {
@@ -299,6 +338,7 @@ void Core::CompareHolders(const std::shared_ptr<VerifyRun>& run) {
         proto::VerifyReply reply;
         CompareDigests(run->holders, run->atoms, run->digests, &reply);
         reply.set_version(run->version.value);
+        reply.set_channel(run->channel);
         return reply;
       },
       [run](Result<proto::VerifyReply> reply) {

@@ -9,10 +9,74 @@
 
 namespace tensorbus::daemon {
 
+namespace {
+
+/// Why a rank is not there, and since when.
+struct Absence {
+  std::string why;
+  std::string remedy;
+  TimePoint since;
+};
+
+std::string Ago(TimePoint when, TimePoint now) {
+  return fmt::format("{:.1f} s ago", Seconds(now - when));
+}
+
+/// Of a rank of a job whose first rank came at `began`.
+Absence AbsenceOf(const Departures& left, TimePoint began, std::uint32_t rank, TimePoint now) {
+  const auto gone = left.find(rank);
+  if (gone == left.end()) return {"has not registered yet", "start it, or look at its log", began};
+  return {fmt::format("left {} ({})", Ago(gone->second.when, now), gone->second.why),
+          "start it again, or look at its log", gone->second.when};
+}
+
+}  // namespace
+
+std::vector<Core::Missing> Core::AbsentProducerRanks(const Channel& channel) const {
+  std::vector<Missing> out;
+  const Producer& producer = channel.producer;
+  const std::string what = fmt::format("channel {} waits for its producer", channel.name);
+  for (std::uint32_t rank = 0; rank < producer.rank_count; ++rank) {
+    if (producer.ranks.contains(rank)) continue;
+    if (out.size() >= kMaxListedFaults) break;
+    Absence absence = AbsenceOf(producer.left, producer.began, rank, executor_.Now());
+    out.push_back({what, ProducerRankName(channel, rank), std::move(absence.why),
+                   std::move(absence.remedy), absence.since});
+  }
+  return out;
+}
+
+std::string Core::WhyIncomplete(const Channel& channel) const {
+  constexpr std::size_t kNamedRanks = 4;
+  const Producer& producer = channel.producer;
+  if (producer.job.empty()) return "no producer has registered yet";
+  const std::size_t absent = producer.rank_count - producer.ranks.size();
+  if (absent == 0) return fmt::format("the layout of job {} is being put together", producer.job);
+  if (producer.left.size() == producer.rank_count && producer.rank_count > 1) {
+    const auto last = std::max_element(
+        producer.left.begin(), producer.left.end(),
+        [](const auto& a, const auto& b) { return a.second.when < b.second.when; });
+    return fmt::format("all {} ranks of {}/{} left, the last {} ({})", producer.rank_count,
+                       channel.name, producer.job, Ago(last->second.when, executor_.Now()),
+                       last->second.why);
+  }
+  std::string out;
+  const std::vector<Missing> ranks = AbsentProducerRanks(channel);
+  for (std::size_t i = 0; i < std::min(ranks.size(), kNamedRanks); ++i) {
+    out += fmt::format("{}{} {}", i == 0 ? "" : ", ", ranks[i].who, ranks[i].why);
+  }
+  if (absent > kNamedRanks) out += fmt::format(", and {} more", absent - kNamedRanks);
+  return out;
+}
+
 std::vector<Core::Missing> Core::MissingOf(const Channel& channel, const Replica& replica) const {
   std::vector<Missing> out;
-  const std::string what = ReplicaName(channel, replica) + " waits for a version";
-  TimePoint since = executor_.Now();
+  const TimePoint now = executor_.Now();
+  const bool asks = std::any_of(replica.ranks.begin(), replica.ranks.end(),
+                                [](const auto& entry) { return entry.second.request.has_value(); });
+  const std::string what =
+      ReplicaName(channel, replica) + (asks ? " waits for a version" : " waits for its ranks");
+  TimePoint since = now;
   for (const auto& [number, rank] : replica.ranks) {
     if (rank.request) since = std::min(since, rank.request->since);
   }
@@ -23,14 +87,16 @@ std::vector<Core::Missing> Core::MissingOf(const Channel& channel, const Replica
   for (std::uint32_t number = 0; number < replica.rank_count; ++number) {
     const auto rank = replica.ranks.find(number);
     if (rank == replica.ranks.end()) {
-      add(ReplicaRankName(channel, replica, number), "has not registered",
-          "start it, or look at its log");
-    } else if (!rank->second.request) {
+      Absence absence = AbsenceOf(replica.left, replica.began, number, now);
+      if (!asks) since = absence.since;
+      add(ReplicaRankName(channel, replica, number), std::move(absence.why),
+          std::move(absence.remedy));
+    } else if (asks && !rank->second.request) {
       add(ReplicaRankName(channel, replica, number), "has not asked for a version",
           "every rank of a replica must ask; is it stuck or behind?");
     }
   }
-  if (!out.empty()) return out;
+  if (!out.empty() || !asks) return out;
 
   if (replica.assembly != 0) {
     add(ReplicaName(channel, replica), "is still being compared with what the producer publishes",
@@ -38,14 +104,16 @@ std::vector<Core::Missing> Core::MissingOf(const Channel& channel, const Replica
     return out;
   }
   const Producer& producer = channel.producer;
+  constexpr std::string_view kUnchecked =
+      "; this replica's layout is compared with the producer's once it is there";
   if (producer.job.empty()) {
-    add(fmt::format("a producer of channel {}", channel.name), "has not registered",
-        "start the trainer, or check the channel's name");
+    add(fmt::format("a producer of channel {}", channel.name), "has not registered yet",
+        fmt::format("start the trainer, or check the channel's name{}", kUnchecked));
     return out;
   }
-  for (std::uint32_t number = 0; number < producer.rank_count; ++number) {
-    if (producer.ranks.contains(number)) continue;
-    add(ProducerRankName(channel, number), "has not registered", "start it, or look at its log");
+  for (Missing& rank : AbsentProducerRanks(channel)) {
+    if (out.empty() && replica.live().value == 0) rank.remedy += kUnchecked;
+    add(std::move(rank.who), std::move(rank.why), std::move(rank.remedy));
   }
   if (!out.empty()) return out;
   for (const auto& [version, state] : channel.versions) {
@@ -190,14 +258,7 @@ void Core::WhoIsMissing(const proto::WhoIsMissingRequest&, Done<proto::WhoIsMiss
     for (const auto& [number, version] : channel.versions) {
       for (const Missing& missing : MissingOf(channel, version)) add(missing);
     }
-    if (!channel.producer.job.empty() && !channel.producer.complete()) {
-      for (std::uint32_t rank = 0; rank < channel.producer.rank_count; ++rank) {
-        if (channel.producer.ranks.contains(rank)) continue;
-        add({fmt::format("channel {} waits for its producer", name),
-             ProducerRankName(channel, rank), "has not registered", "start it, or look at its log",
-             now});
-      }
-    }
+    for (const Missing& missing : AbsentProducerRanks(channel)) add(missing);
   }
   for (const auto& [id, running] : sessions_) {
     for (const std::string& who : running.session.Missing()) {

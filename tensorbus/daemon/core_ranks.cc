@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "tensorbus/base/log.h"
+#include "tensorbus/base/printable.h"
 #include "tensorbus/daemon/core.h"
 #include "tensorbus/daemon/coverage.h"
 #include "tensorbus/daemon/version_policy.h"
@@ -14,14 +15,15 @@ namespace {
 
 constexpr std::size_t kMaxLeaveOut = kMaxTensors;
 
-/// No rank is here and no version is kept.
-bool Empty(const Channel& channel) {
-  return channel.producer.ranks.empty() && channel.replicas.empty() && channel.versions.empty();
-}
+/// Of what an agent says of a rank's end.
+constexpr std::size_t kMaxWhyBytes = 256;
 
-/// And no number has to be remembered either.
-bool Forgettable(const Channel& channel) {
-  return Empty(channel) && channel.producer.job.empty() && channel.newest.value == 0;
+/// It is empty, and no number of it has to be remembered. `first`: the epoch of channels that are
+/// new. One above it has to be: to raise `first` instead would refuse producers of other channels
+/// that are still to come back.
+bool Forgettable(const Channel& channel, ChannelEpoch first) {
+  return channel.empty() && channel.producer.job.empty() && channel.newest.value == 0 &&
+         channel.epoch <= first;
 }
 
 Status Taken(const RankState& holder) {
@@ -168,6 +170,7 @@ Status Core::RegisterProducer(Agent& agent, Channel& channel, RankState rank,
       producer = Producer{};
       producer.job = identity.job;
       producer.rank_count = identity.rank_count;
+      producer.began = executor_.Now();
     }
     rank.published = Version{message.live_version()};
     if (message.publishing() > message.live_version()) {
@@ -179,6 +182,7 @@ Status Core::RegisterProducer(Agent& agent, Channel& channel, RankState rank,
   }
 
   producer.ranks.emplace(identity.rank, std::move(rank));
+  producer.left.erase(identity.rank);
   producer.marks[identity.rank] = mark;
   // Whoever is new has published nothing, so that nothing it says it holds counts.
   TakeBack(channel, identity.rank, message);
@@ -200,6 +204,7 @@ void Core::BeginGeneration(Channel& channel, const RankIdentity& identity, const
   producer = Producer{};
   producer.job = identity.job;
   producer.rank_count = identity.rank_count;
+  producer.began = executor_.Now();
   producer.fresh = true;
   producer.begun_above = channel.newest;
   ++channel.epoch.value;
@@ -254,16 +259,19 @@ Status Core::RegisterConsumer(Channel& channel, RankState rank,
   }
 
   Replica& replica = channel.replicas[key];
+  if (existing == channel.replicas.end()) replica.began = executor_.Now();
   replica.job = identity.job;
   replica.replica = identity.replica;
   replica.rank_count = identity.rank_count;
   replica.ranks.emplace(identity.rank, std::move(rank));
+  replica.left.erase(identity.rank);
   return {};
 }
 
 void Core::ForgetIfEmpty(const std::string& name) {
   const auto found = channels_.find(name);
-  if (found != channels_.end() && Forgettable(found->second)) channels_.erase(found);
+  if (found == channels_.end() || !Forgettable(found->second, forgotten_epoch_)) return;
+  channels_.erase(found);
 }
 
 // Which numbers an empty channel had is remembered as long as there is room: its next producer then
@@ -273,7 +281,7 @@ Status Core::MakeRoomForChannel() {
   auto oldest = channels_.end();
   for (auto it = channels_.begin(); it != channels_.end(); ++it) {
     const bool older = oldest == channels_.end() || it->second.used < oldest->second.used;
-    if (Empty(it->second) && older) oldest = it;
+    if (it->second.empty() && older) oldest = it;
   }
   if (oldest == channels_.end()) {
     return {Code::kResourceExhausted,
@@ -318,13 +326,24 @@ void Core::RankGone(const RankKey& key, const Status& why, bool may_return) {
   channel.used = executor_.Now();
   AbortSessionsOf(key, named);
   ReconcileLater(channel.name);
-  if (key.role == Role::kProducer) return ProducerRankGone(channel, key.rank, named, may_return);
+  if (key.role == Role::kProducer) {
+    channel.producer.left[key.rank] = DepartureOf(why);
+    return ProducerRankGone(channel, key.rank, named, may_return);
+  }
   Replica& replica = channel.replicas.at({key.job, key.replica});
   if (rank->request) executor_.CancelTimer(rank->request->timer);
   replica.ranks.erase(key.rank);
+  replica.left[key.rank] = DepartureOf(why);
   replica.layout.reset();
   replica.assembly = 0;
-  if (replica.ranks.empty()) channel.replicas.erase({key.job, key.replica});
+  if (!replica.ranks.empty()) return;
+  channel.replicas.erase({key.job, key.replica});
+  // Its name may have been a mistake: without a producer nothing else is known of such a channel.
+  ForgetIfEmpty(key.channel);
+}
+
+Departure Core::DepartureOf(const Status& why) const {
+  return {.when = executor_.Now(), .why = Shortened(why.message(), kMaxWhyBytes)};
 }
 
 void Core::ProducerRankGone(Channel& channel, std::uint32_t rank, const Status& why,

@@ -117,12 +117,21 @@ struct ProcessMark {
   friend bool operator==(const ProcessMark&, const ProcessMark&) = default;
 };
 
+/// That a rank which was there is gone.
+struct Departure {
+  TimePoint when;
+  std::string why;  ///< bounded
+};
+using Departures = std::map<std::uint32_t, Departure>;  ///< by rank; of ranks not back since
+
 /// The producing side of a channel: one generation of one job.
 struct Producer {
   std::string job;  ///< "" before the first
   std::uint32_t rank_count = 0;
   std::map<std::uint32_t, RankState> ranks;
   std::map<std::uint32_t, ProcessMark> marks;  ///< of this generation, also of ranks that left
+  Departures left;                             ///< of this generation
+  TimePoint began;                             ///< when the generation's first rank came
   /// Names the work that puts the ranks' layouts together now; 0 for none.
   std::uint64_t assembly = 0;
   bool fresh = false;   ///< begun by a new process in this daemon's life, not by one that came back
@@ -172,6 +181,8 @@ struct Replica {
   std::uint32_t replica = 0;
   std::uint32_t rank_count = 0;
   std::map<std::uint32_t, RankState> ranks;
+  Departures left;                            ///< since its first rank came
+  TimePoint began;                            ///< when that was
   std::shared_ptr<const LayoutEntry> layout;  ///< once all ranks are there
   Status fault;                               ///< why its layout cannot be served
   /// Names the work that puts its layouts together or compares them with the channel's; 0 for none.
@@ -197,6 +208,9 @@ struct Channel {
   std::deque<ReleasedVersion> released;
   TimePoint used;    ///< when a rank last came or went
   Version rollback;  ///< what replicas get until something newer is published; 0 for none
+
+  /// No rank is here and no version is kept.
+  bool empty() const { return producer.ranks.empty() && replicas.empty() && versions.empty(); }
 };
 
 /// "policy/engine replica 0": for messages.

@@ -48,7 +48,7 @@ def told(request: tensorbus.Request, seconds: float = 1.0) -> str:
 
 def test_no_trainer(connect):
     message = told(connect("consumer").update("next", timeout_s=60))
-    assert "a producer of channel policy has not registered; start the trainer, or check the channel's name" in message
+    assert "a producer of channel policy has not registered yet; start the trainer, or check the channel's name" in message
     assert re.search(r"policy/engine replica 0 rank 0 of 1 waited [0-9.]+ s for the next version", message)
 
 

@@ -366,27 +366,35 @@ def test_daemon_refuses_what_is_not_safe(runtime):
 
 
 @pytest.fixture
-def bus(runtime):
-    """A running bus with a trainer of one rank and an engine of two; everything in this process."""
+def join(runtime):
+    """Ranks of a running bus, in this process; those that are there at the end leave."""
     tensorbus = pytest.importorskip("tensorbus")
     if not hasattr(tensorbus, "connect"):
         pytest.skip("the Python package is not built")
-    numpy = pytest.importorskip("numpy")
     ctl("up", "--timeout", "40")
     clients = []
 
-    def join(job, role, rank, count, rows):
-        client = tensorbus.connect("policy", job, role=role, rank=rank, rank_count=count,
+    def enter(job, role, rank, count, rows, channel="policy", dtype="float32"):
+        client = tensorbus.connect(channel, job, role=role, rank=rank, rank_count=count,
                                    agent=runtime / "agent.sock", timeout_s=30)
         clients.append(client)
         arena = tensorbus.Arena(1 << 16)
-        weights = arena.array((rows[1] - rows[0], 4), "float32")
+        weights = arena.array((rows[1] - rows[0], 4), dtype)
         holding = tensorbus.Holding()
         holding.add("w", weights, shape=(8, 4), box=[rows, (0, 4)])
         client.attach(arena)
         client.register(holding, **({"flip": "shadow"} if role == "consumer" else {}))
         return client, weights
 
+    yield enter
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def bus(join):
+    """A running bus with a trainer of one rank and an engine of two; everything in this process."""
+    numpy = pytest.importorskip("numpy")
     trainer = join("trainer", "producer", 0, 1, (0, 8))
     engine = [join("engine", "consumer", rank, 2, rows) for rank, rows in enumerate([(0, 3), (3, 8)])]
 
@@ -403,9 +411,7 @@ def bus(runtime):
                 wait.result()
         return [float(weights[0, 1]) for _, weights in engine]
 
-    yield step, sync, engine
-    for client in clients:
-        client.close()
+    return step, sync, engine
 
 
 def test_a_bus_at_work(bus, runtime):
@@ -462,3 +468,51 @@ def test_rollback_brings_a_kept_version_back(bus):
     assert ctl_json("rollback", "--to", "1") == {"version": 1, "replicas": 1}
     assert sync() == [1.0, 13.0]
     assert "kept: 1, 2" in ctl_json("rollback", "--to", "7", expect=1)["error"]["message"]
+
+
+def test_what_is_said_when_everybody_has_left(join):
+    trainer, _ = join("trainer", "producer", 0, 1, (0, 8))
+    engine, _ = join("engine", "consumer", 0, 1, (0, 8))
+    trainer.publish(1).wait(timeout_s=30)
+    engine.update("latest", timeout_s=30).wait(timeout_s=30)
+    trainer.close()
+    engine.close()
+    until(lambda: not ctl_json("status")["channels"][0]["producer_ranks"] and not ctl_json("status")["channels"][0]["replicas"])
+    assert re.search(r"trainer +producer +0/1 +left", ctl("status").stderr)
+    left = r"policy/trainer rank 0 of 1 left \d+\.\d s ago \("
+    for command in (["verify"], ["explain", "w"], ["explain", "misspelt"]):
+        message = ctl_json(*command, expect=1)["error"]["message"]
+        assert re.search(left, message) and "yet" not in message, message
+    time.sleep(0.2)
+    (missing,) = ctl_json("who-is-missing")["missing"]
+    assert re.match(left, missing["who"]) and missing["waiting_seconds"] >= 0.2 and "start it again" in missing["remedy"]
+
+
+def test_a_mistyped_channel_goes_with_its_engine(join):
+    trainer, _ = join("trainer", "producer", 0, 1, (0, 8))
+    trainer.publish(1).wait(timeout_s=30)
+    stray, _ = join("engine", "consumer", 0, 1, (0, 8), channel="polcy")
+    assert "--channel: polcy, policy" in ctl_json("verify", expect=2)["error"]["message"]
+    stray.close()
+    until(lambda: [channel["channel"] for channel in ctl_json("status")["channels"]] == ["policy"])
+    assert ctl_json("verify")["channel"] == "policy" and ctl_json("explain", "w")["channel"] == "policy"
+
+
+def test_a_layout_that_nothing_could_be_compared_with_yet(join):
+    engine, _ = join("engine", "consumer", 0, 1, (0, 8), dtype="int32")
+
+    def replica():
+        return ctl_json("status")["channels"][0]["replicas"][0]
+
+    assert (replica()["state"], replica()["layout"]) == ("idle", "not_compared") and "error" not in replica()
+    assert re.search(r"idle +not compared", ctl("status").stderr)
+    explained = ctl_json("explain", "w")
+    assert explained["routes"] == [] and explained["why_no_routes"] == "no producer has registered yet"
+    assert "no routes: no producer has registered yet" in ctl("explain", "w").stderr
+    with pytest.raises(TimeoutError, match="layout is compared with the producer's once it is there"):
+        engine.update("latest", timeout_s=1).wait(timeout_s=30)
+    join("trainer", "producer", 0, 1, (0, 8))
+    until(lambda: replica()["layout"] == "does_not_fit")
+    assert replica()["error"]["reason"] == "dtype_mismatch" and "policy/engine replica 0" in replica()["error"]["message"]
+    assert "engine replica 0: tensor 'w'" in ctl_json("explain", "w", expect=1)["error"]["message"]
+    assert re.search(r"idle +does not fit(.|\n)*engine replica 0: .*i32", ctl("status").stderr)

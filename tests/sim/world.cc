@@ -583,6 +583,31 @@ Result<proto::VerifyReply> World::Verify(std::uint64_t version, std::uint64_t ti
   return *reply;
 }
 
+proto::StatusReply World::GetStatus() {
+  proto::StatusReply reply;
+  core->GetStatus({}, [&](Result<proto::StatusReply> got) { reply = std::move(got).value(); });
+  return reply;
+}
+
+Result<proto::ExplainReply> World::Explain(const std::string& tensor, const std::string& channel) {
+  proto::ExplainRequest request;
+  request.set_tensor(tensor);
+  request.set_channel(channel);
+  std::optional<Result<proto::ExplainReply>> reply;
+  core->Explain(request, [&](Result<proto::ExplainReply> got) { reply = std::move(got); });
+  executor.AdvanceUntil([&] { return reply.has_value(); }, 10s);
+  if (!reply) return Status(Code::kInternal, "explain never answered");
+  return *reply;
+}
+
+std::vector<proto::MissingStatus> World::WhoIsMissing() {
+  std::vector<proto::MissingStatus> missing;
+  core->WhoIsMissing({}, [&](const Result<proto::WhoIsMissingReply>& got) {
+    missing.assign(got->missing().begin(), got->missing().end());
+  });
+  return missing;
+}
+
 void World::Leave(Worker& worker, const std::string& why) {
   proto::AgentMessage message;
   *message.mutable_leave_rank()->mutable_rank() = rpc::ToProto(worker.identity);

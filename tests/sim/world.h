@@ -182,6 +182,10 @@ class World {
   void Claim(Worker& worker, std::optional<std::uint64_t> alias = {});
   /// What verifying says: the reply, or why there is none.
   Result<proto::VerifyReply> Verify(std::uint64_t version = 0, std::uint64_t timeout_ms = 2000);
+  /// What else tensorbusctl is told.
+  proto::StatusReply GetStatus();
+  Result<proto::ExplainReply> Explain(const std::string& tensor, const std::string& channel = "");
+  std::vector<proto::MissingStatus> WhoIsMissing();
   /// The worker is gone, and the reference to it.
   void Leave(Worker& worker, const std::string& why = "worker process 4711 ended");
   std::vector<Worker*> WorkersOf(const std::string& job, std::uint32_t replica = 0);
