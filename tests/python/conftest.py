@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+# A shell that starts the tests in the background has SIGINT ignored, and what they start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # The environment of scripts/setup has the package already; this is for a bare pytest in a fresh clone.
 try:
     import tensorbus.models  # noqa: F401
