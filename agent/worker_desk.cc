@@ -229,6 +229,8 @@ void WorkerDesk::OnDaemonLost(const Status& why) {
     worker->daemon_register_request = 0;
     if (worker->rank != nullptr) worker->rank->registered = false;
     if (worker->claim.has_value()) AnswerClaim(*worker, why, {});
+    for (const std::uint64_t request : worker->explaining) Explained(*worker, request, why);
+    worker->explaining.clear();
   }
 }
 

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -161,6 +162,9 @@ class WorkerDesk {
     std::optional<PendingPublish> publish;
     std::map<Version, PendingRelease> releases;
     std::optional<PendingClaim> claim;
+    /// Requests of which the daemon is being asked what they wait for: each once at a time, however
+    /// often the worker asks.
+    std::set<std::uint64_t> explaining;
 
     /// Whether a request other than a registration is to be answered.
     bool waits() const {

@@ -17,6 +17,7 @@ Status Waits(std::string what) {
 void WorkerDesk::OnExplain(Worker& worker, const wire::Frame& frame) {
   const bool at_daemon = AsksDaemon(worker, frame.request);
   if (at_daemon && host_.daemon_ready() && worker.rank->registered) {
+    if (!worker.explaining.insert(frame.request).second) return;
     proto::AgentMessage message;
     proto::ExplainWait& out = *message.mutable_explain_wait();
     out.set_request(frame.request);
@@ -78,7 +79,9 @@ Status WorkerDesk::OwnWork(const Worker& worker, std::uint64_t request) const {
 }
 
 void WorkerDesk::OnWaitExplained(std::uint64_t request, const RankKey& key, const Status& why) {
-  if (Worker* const worker = Find(key); worker != nullptr) Explained(*worker, request, why);
+  Worker* const worker = Find(key);
+  if (worker == nullptr || worker->explaining.erase(request) == 0) return;
+  Explained(*worker, request, why);
 }
 
 void WorkerDesk::Explained(const Worker& worker, std::uint64_t request, const Status& why) {

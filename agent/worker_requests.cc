@@ -60,7 +60,10 @@ void WorkerDesk::OnUpdate(Worker& worker, wire::Frame frame) {
   if (refused.status.ok() && worker.update.has_value()) {
     refused.status =
         Status(Code::kFailedPrecondition,
-               fmt::format("{} has asked for a version already", rank.Name()), Reason::kBusy);
+               fmt::format("{} has asked for a version already; wait for that request, or "
+                           "cancel it first",
+                           rank.Name()),
+               Reason::kBusy);
   }
   if (!refused.status.ok()) {
     return Send(worker, wire::MessageType::kUpdated, frame.request, refused);

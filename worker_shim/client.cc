@@ -23,6 +23,8 @@ using wire::MessageType;
 /// A welcome is a status and a name; what another program says first looks like a far longer frame.
 constexpr std::uint32_t kFirstFrameMax = 64U << 10;
 
+constexpr std::uint64_t kHelloRequest = 1;
+
 /// For an answer to arrive that the agent gives at a deadline of its own.
 constexpr Nanos kAnswerSlack = std::chrono::milliseconds(500);
 
@@ -87,7 +89,8 @@ Status Client::Open(TimePoint deadline) {
   hello.identity = options_.identity;
   hello.pid = static_cast<std::uint32_t>(process_);
   hello.library = options_.library;
-  TB_RETURN_IF_ERROR(writer.Add(MessageType::kHello, 1, wire::Encode(hello), std::move(fds)));
+  TB_RETURN_IF_ERROR(
+      writer.Add(MessageType::kHello, kHelloRequest, wire::Encode(hello), std::move(fds)));
 
   const std::string where = fmt::format("agent at {}", options_.agent_socket);
   // A peer that refuses us may close before it has read everything: its answer counts, not that.
@@ -110,7 +113,8 @@ Status Client::Open(TimePoint deadline) {
   writer_ = wire::FrameWriter();
   lost_ = Status();
   agent_knows_ = false;
-  next_request_ = 2;
+  // Requests of the connection before may still be waited for: no number comes twice.
+  next_request_ = std::max<std::uint64_t>(next_request_, kHelloRequest + 1);
   WatchSocket(!reading_);
   changed_.NotifyAll();
   return {};
@@ -227,9 +231,12 @@ Result<Outcome> Client::WaitUntil(RequestId request, TimePoint deadline) {
     const TimePoint now = Now();
     if (now >= deadline) {
       const Status& why = found->second.waits_for;
-      if (!why.ok()) return Status(Code::kDeadlineExceeded, why.message(), why.reason());
       return Status(Code::kDeadlineExceeded,
-                    fmt::format("the agent at {} has not answered yet", options_.agent_socket));
+                    fmt::format("{} (the request goes on)",
+                                why.ok() ? fmt::format("the agent at {} has not answered yet",
+                                                       options_.agent_socket)
+                                         : why.message()),
+                    why.reason());
     }
     if (!asked && now >= ask_at) {
       asked = true;

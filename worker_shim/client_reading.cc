@@ -104,7 +104,11 @@ bool Client::ReadFrames() {
   while (lost_.ok()) {
     Result<std::optional<wire::Frame>> frame = reader_.Read(socket_.get());
     if (!frame.ok()) {
-      Lose(frame.status().Annotate(fmt::format("agent at {}", options_.agent_socket)));
+      const Status& why = frame.status();
+      Lose(Status(why.code(),
+                  fmt::format("agent at {}: {}; connect again once one runs", options_.agent_socket,
+                              why.message()),
+                  why.reason(), why.native()));
       return true;
     }
     if (!frame->has_value()) return any;

@@ -249,6 +249,7 @@ void DefineRequest(py::module_& m) {
              const py::gil_scoped_release release;
              return request.done();
            })
+      .def_property_readonly("taken", [](PyRequest& self) { return self.get().taken(); })
       .def_property_readonly("id", [](PyRequest& self) { return self.id(); });
 }
 

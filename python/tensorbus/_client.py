@@ -7,6 +7,7 @@ import bisect
 import math
 import operator
 import os
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
@@ -177,6 +178,7 @@ class Request:
         self._core = core
         self._make = make
         self._ended: tuple[Any, BaseException | None] | None = None
+        self._turn = threading.Lock()  # whoever gets the outcome keeps it for all that wait
 
     def done(self) -> bool:
         """Whether wait() would return at once. Reads what the agent has sent so far."""
@@ -199,20 +201,23 @@ class Request:
                 explain_at = None
                 if left > 0:
                     self._core.explain()
-            try:
-                self._ended = self._make(self._core.wait(min(max(left, 0.0), _SIGNAL_SECONDS))), None
-            except DeadlineError as error:
-                # Either the request ended so, or only this call did.
-                if self._core.done():
-                    self._ended = None, error
-                elif left <= 0:
-                    raise
-            except Error as error:
-                self._ended = None, self._client._explain(error)
+            with self._turn:
+                if self._ended is None:
+                    self._wait_slice(left)
         value, failure = self._ended
         if failure is not None:
             raise failure
         return value
+
+    def _wait_slice(self, left: float) -> None:
+        try:
+            self._ended = self._make(self._core.wait(min(max(left, 0.0), _SIGNAL_SECONDS))), None
+        except Error as error:
+            if self._core.taken:
+                self._ended = None, error if isinstance(error, DeadlineError) else self._client._explain(error)
+            # Otherwise only this slice is over. The answer may have come since: the next one has it.
+            elif not isinstance(error, DeadlineError) or (left <= 0 and not self._core.done()):
+                raise
 
     def __await__(self) -> Generator[Any, None, Any]:
         if not self.done():

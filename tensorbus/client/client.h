@@ -140,6 +140,8 @@ class Request {
   Result<Outcome> Wait(Nanos timeout);
   /// For callers that wait in slices: asks what it waits for. Returns at once.
   void Explain();
+  /// Whether Wait() has given its outcome; done() is true then too.
+  bool taken() const { return client_ == nullptr; }
   /// Whether Wait() would return at once. Reads nothing: see Client::Poll().
   bool done() const;
   /// Its number, for the log.

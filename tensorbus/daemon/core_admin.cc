@@ -121,8 +121,10 @@ void AddRoutes(const LayoutEntry& source, const Explanation::Target& target,
   const Result<planner::Plan> plan =
       planner::BuildPlan(source.layout, target.layout->layout, target.topology);
   if (!plan.ok()) {
-    *reply.mutable_error() = rpc::ToProto(
-        plan.status().Annotate(fmt::format("{} replica {}", target.job, target.replica)));
+    // The others' routes are no less true.
+    reply.set_why_no_routes(fmt::format("{}{}to {} replica {}: {}", reply.why_no_routes(),
+                                        reply.why_no_routes().empty() ? "" : "; ", target.job,
+                                        target.replica, plan.status().message()));
     return;
   }
   const auto& tensors = target.layout->layout.tensors;

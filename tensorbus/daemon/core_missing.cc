@@ -148,7 +148,8 @@ std::vector<Core::Missing> Core::MissingOf(const Channel& channel,
                                          ProducerRankName(channel, rank), version.version.value);
     for (const std::string& holder : HoldersOf(channel, version)) {
       out.push_back({what, holder, "",
-                     version.readable ? "let it ask for a version, or publish with the policy skip"
+                     version.readable ? "let it ask for a version and wait for it, or publish with "
+                                        "the policy skip"
                                       : "all ranks of the job must publish it",
                      wait.since});
     }
@@ -263,7 +264,9 @@ void Core::WhoIsMissing(const proto::WhoIsMissingRequest&, Done<proto::WhoIsMiss
   for (const auto& [id, running] : sessions_) {
     for (const std::string& who : running.session.Missing()) {
       add({fmt::format("session {} is {}", id.value, StateName(running.session.state())), who, "",
-           "look at that agent's log and at `tensorbusctl status`", running.phase_since});
+           "look at that agent's log; a worker answers only while it waits for its request, or "
+           "with start_service()",
+           running.phase_since});
     }
   }
   done(std::move(reply));

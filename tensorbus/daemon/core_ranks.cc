@@ -184,6 +184,12 @@ Status Core::RegisterProducer(Agent& agent, Channel& channel, RankState rank,
   producer.ranks.emplace(identity.rank, std::move(rank));
   producer.left.erase(identity.rank);
   producer.marks[identity.rank] = mark;
+  // A process that begins once more, without a claim to what it had, begins another run with the
+  // others, who hear the same.
+  if (known == 0 && !producer.told.insert(identity.rank).second) {
+    producer.told = {identity.rank};
+    producer.begun_above = channel.newest;
+  }
   // Whoever is new has published nothing, so that nothing it says it holds counts.
   TakeBack(channel, identity.rank, message);
   return {};

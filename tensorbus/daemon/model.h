@@ -136,6 +136,7 @@ struct Producer {
   std::uint64_t assembly = 0;
   bool fresh = false;   ///< begun by a new process in this daemon's life, not by one that came back
   Version begun_above;  ///< fresh: the channel's newest version then
+  std::set<std::uint32_t> told;               ///< ranks that began and heard of `begun_above`
   std::shared_ptr<const LayoutEntry> layout;  ///< once all ranks are there
 
   bool complete() const { return layout != nullptr; }

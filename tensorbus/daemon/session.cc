@@ -277,7 +277,9 @@ Status Session::CheckCounted(std::uint32_t source, const proto::RouteReceipt& ro
   }
   const DigestSum counted = rpc::FromProto(route.source());
   const DigestSum& sent = found->second.source;
-  if (counted == sent) return {};
+  // Without a proof nobody digested what was sent: all there is to compare is how much that was.
+  const bool undigested = config_.proof == Proof::kOff;
+  if (counted == sent || (undigested && counted.bytes == sent.bytes)) return {};
   if (counted.bytes != sent.bytes) {
     return Mismatch(fmt::format("{} counted {} for {}, which received {}", SourceName(source),
                                 ToText(counted), TargetName(target), ToText(sent)));

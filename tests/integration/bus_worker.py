@@ -6,6 +6,7 @@ usage: bus_worker.py ROLE RANK RANK_COUNT [REPLICA]
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,7 @@ class Worker:
         self.pending: dict[str, tensorbus.Request] = {}
 
     def register(self, private: bool = False, dtype: str = "float32", rows: int = ROWS, name: str = "m", mode: str | None = None,
-                 hooks: bool = False, vector: bool = True, **options) -> dict:
+                 hooks: bool = False, hang: float = 0.0, vector: bool = True, **options) -> dict:
         def make(*shape):
             return np.zeros(shape, dtype) if private else self.arena.array(shape, dtype)
 
@@ -53,6 +54,8 @@ class Worker:
         self.v = make(7)
         if vector:
             holding.add("v", self.v)
+        if hang:
+            self.bus.set_hook(lambda event: time.sleep(hang))
         if hooks:
             self.bus.set_hook(lambda event: self.hooks.append(event.kind))
         registered = self.bus.register(holding, private_mode=mode, **options)

@@ -205,6 +205,28 @@ def test_what_is_left_out_is_said(jobs):
     assert [got["version"] for got in all_of(engine, "update")] == [1, 1]
 
 
+def test_receipts_do_not_trouble_an_engine_without_proof(jobs):
+    trainer, engine = jobs("producer"), jobs("consumer")
+    all_of(trainer, "register")
+    all_of(engine, "register", proof="off")
+    for version in (1, 2):
+        step(trainer, version, receipts=True)
+        assert [got["version"] for got in all_of(engine, "update", which=version)] == [version] * 2
+        assert all(all_of(engine, "holds", version=version))
+
+
+def test_an_engine_rank_that_does_not_answer_its_fence_is_named(jobs):
+    trainer, engine = jobs("producer"), jobs("consumer")
+    all_of(trainer, "register")
+    all_of(engine[:1], "register", flip="in_place", hooks=True)
+    all_of(engine[1:], "register", flip="in_place", hang=20)
+    step(trainer, 1)
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(rank.do, "update", which=1, timeout_s=4) for rank in engine]
+        for each in asked:
+            assert "rank 1 of 2 did not answer its fence hook" in str(each.exception(60))
+
+
 def test_versions_never_go_back(jobs):
     trainer = jobs("producer")
     all_of(trainer, "register")

@@ -2,7 +2,9 @@
 
 import os
 import re
+import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -90,6 +92,50 @@ def test_without_a_daemon(bus, connect):
     time.sleep(0.5)
     with pytest.raises(tensorbus.DeadlineError, match="daemon"):
         request.wait(timeout_s=1)
+
+
+def test_many_threads_may_wait_for_one_request(connect):
+    trainer, engine = connect("producer"), connect("consumer")
+    request = engine.update("next", timeout_s=30)
+    with ThreadPoolExecutor(6) as pool:
+        waiting = [pool.submit(request.wait) for _ in range(6)]
+        trainer.publish(1).wait()
+        assert [each.result().version for each in waiting] == [1] * 6
+
+
+def test_an_answer_between_two_looks_is_no_deadline(connect):
+    trainer, engine = connect("producer"), connect("consumer")
+    request = engine.update("next", timeout_s=30)
+    core, waits = request._core, []
+
+    class Late:
+        taken, done = property(lambda self: core.taken), core.done
+        explain = core.explain
+
+        def wait(self, timeout_s):
+            waits.append(timeout_s)
+            if len(waits) > 1:
+                return core.wait(timeout_s)
+            trainer.publish(1).wait()
+            while not core.done():  # the service thread reads the answer
+                time.sleep(0.01)
+            raise tensorbus.DeadlineError("this look is over", code="DEADLINE_EXCEEDED")
+
+    request._core = Late()
+    assert request.wait(timeout_s=30).version == 1
+
+
+def test_requests_of_a_lost_connection_are_told_from_later_ones(bus, connect):
+    trainer = connect("producer")
+    os.kill(bus.pids["tensorbus-agent"], signal.SIGSTOP)
+    old = trainer.publish(1)
+    os.kill(bus.pids["tensorbus-agent"], signal.SIGCONT)
+    trainer.reconnect(timeout_s=30)
+    new = trainer.publish(2)
+    new.wait(timeout_s=30)
+    with pytest.raises(tensorbus.CancelledError, match="connecting again"):
+        old.wait(timeout_s=30)
+    trainer.publish(3).wait(timeout_s=30)
 
 
 def test_a_wait_without_a_time_ends_with_its_request(connect):

@@ -342,11 +342,18 @@ TEST_F(VersionSim, AllRanksOfATrainerHearTheSameLatestVersionWheneverTheyCome) {
   world_.Publish(world_.worker("trainer", 1), 6);
   EXPECT_OK(world_.worker("trainer", 1).published.value());
   EXPECT_EQ(world_.Register("b", "late", Role::kConsumer, 0, 1, {}).latest, 6U);
+  // Another run in the same processes: its ranks hear the same, whichever comes first.
+  for (const std::uint32_t rank : {0U, 1U}) {
+    world_.Leave(world_.worker("trainer", rank));
+    EXPECT_EQ(latest(rank, again), 6U);
+    world_.Publish(world_.worker("trainer", rank), 7);
+    EXPECT_OK(world_.worker("trainer", rank).published.value());
+  }
   // One that comes back goes on from what it published.
   world_.Leave(world_.worker("trainer", 0));
   again.known_epoch = world_.worker("trainer", 1).epoch;
-  again.live_version = 6;
-  EXPECT_EQ(latest(0, again), 6U);
+  again.live_version = 7;
+  EXPECT_EQ(latest(0, again), 7U);
 }
 
 TEST_F(VersionSim, ForgetsEmptyChannelsAndNoEpochComesTwice) {

@@ -345,7 +345,7 @@ TEST_F(ClientTest, SaysWhatARequestWaitsForWhenAWaitEndsFirst) {
   });
   const auto ended = client->Wait(update, 2 * Client::kAskingWait);
   EXPECT_THAT(ended, IsStatus(Code::kDeadlineExceeded, Reason::kMissingRank));
-  EXPECT_EQ(ended.status().message(), "rank 1 of 2 has not registered");
+  EXPECT_EQ(ended.status().message(), "rank 1 of 2 has not registered (the request goes on)");
   EXPECT_FALSE(client->Done(update));
   agent_.Play(
       [this, update] { agent_.Send(MessageType::kUpdated, update.value, wire::Updated()); });
