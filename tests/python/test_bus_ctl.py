@@ -514,5 +514,7 @@ def test_a_layout_that_nothing_could_be_compared_with_yet(join):
     join("trainer", "producer", 0, 1, (0, 8))
     until(lambda: replica()["layout"] == "does_not_fit")
     assert replica()["error"]["reason"] == "dtype_mismatch" and "policy/engine replica 0" in replica()["error"]["message"]
-    assert "engine replica 0: tensor 'w'" in ctl_json("explain", "w", expect=1)["error"]["message"]
+    explained = ctl_json("explain", "w")
+    assert [holder["job"] for holder in explained["holders"]] == ["trainer", "engine"] and explained["routes"] == []
+    assert "to engine replica 0: tensor 'w'" in explained["why_no_routes"]
     assert re.search(r"idle +does not fit(.|\n)*engine replica 0: .*i32", ctl("status").stderr)
