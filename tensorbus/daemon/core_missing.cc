@@ -162,6 +162,7 @@ std::string Core::WhoHoldsUp(const Channel& channel, const Replica& replica) con
   for (const Missing& missing : MissingOf(channel, replica)) {
     who.push_back(fmt::format("{} {}; {}", missing.who, missing.why, missing.remedy));
   }
+  if (who.empty()) return "no fitting version became readable";
   return fmt::format("{}", fmt::join(who, "; "));
 }
 

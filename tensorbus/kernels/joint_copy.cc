@@ -1,5 +1,6 @@
 #include "tensorbus/kernels/joint_copy.h"
 
+#include <algorithm>
 #include <array>
 #include <optional>
 
