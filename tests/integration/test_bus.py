@@ -63,12 +63,6 @@ class Failed(Exception):
 
 
 @pytest.fixture
-def bus():
-    with tensorbus.local() as running:
-        yield running
-
-
-@pytest.fixture
 def jobs(bus):
     started = []
 

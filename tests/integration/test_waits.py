@@ -13,12 +13,6 @@ import tensorbus
 
 
 @pytest.fixture
-def bus():
-    with tensorbus.local() as running:
-        yield running
-
-
-@pytest.fixture
 def connect(bus):
     clients = []
 
